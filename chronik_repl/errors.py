@@ -1,0 +1,81 @@
+"""One tree of errors, grouped by what the caller must do.
+
+    ChronikError
+    ├── ConfigError          the operator edits a value: names the variable, the value, what is allowed
+    ├── ProtocolError        drop this connection
+    │   └── StaleEpoch       the peer was deposed
+    ├── CorruptLog           stop; never skip: names the file and the positions
+    ├── ForeignLog           stop; this directory is not ours to touch: says whose it is
+    ├── FormatTooNew         stop; upgrade
+    ├── DiskFailed           stop; nothing more is acked
+    ├── DiskFull             refuse this append; reads go on
+    ├── OutOfRange           the position or offset is not (or no longer) in the log
+    ├── NotLeader            ask the leader; names it if it is known
+    └── Refused              an operator's command cannot be done now: says what is missing
+
+Each message says what happened, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+from chronik_repl.positions import Epoch, NodeId, Position
+
+
+class ChronikError(Exception):
+    """Everything that this package raises on purpose."""
+
+
+class ConfigError(ChronikError):
+    """The operator edits a value."""
+
+
+class ProtocolError(ChronikError):
+    """The peer broke the protocol: drop this connection."""
+
+
+class StaleEpoch(ProtocolError):
+    """The peer speaks for an epoch that was promised away."""
+
+    def __init__(self, epoch: Epoch, promised: Epoch, to: NodeId) -> None:
+        super().__init__(f"epoch {epoch} is over: epoch {promised} was promised to node {to}")
+        self.epoch, self.promised, self.to = epoch, promised, to
+
+
+class CorruptLog(ChronikError):
+    """Bytes below the durable mark are not what was written there. Never skipped."""
+
+    def __init__(self, message: str, *, file: str = "", start: Position | None = None, end: Position | None = None):
+        super().__init__(message)
+        self.file, self.start, self.end = file, start, end
+
+
+class ForeignLog(ChronikError):
+    """The directory belongs to another cluster, node or process."""
+
+
+class FormatTooNew(ChronikError):
+    """Written by a newer version: upgrade this one."""
+
+
+class DiskFailed(ChronikError):
+    """A write or sync failed. Final: the process exits, and only a restart tells what survived."""
+
+
+class DiskFull(ChronikError):
+    """Below the floor of free space: appends are refused, reads go on."""
+
+
+class OutOfRange(ChronikError):
+    """The position or offset asked for is not in the log."""
+
+
+class NotLeader(ChronikError):
+    """This node does not lead (any more)."""
+
+    def __init__(self, message: str, leader: NodeId | None = None) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class Refused(ChronikError):
+    """An operator's command that cannot be carried out now; the message says what is missing."""

@@ -1,0 +1,1 @@
+"""The front door: Kafka's protocol over the log."""

@@ -1,0 +1,142 @@
+"""Where a node stands: what the role hands to the front doors, as plain values.
+
+The doors (Kafka, HTTP) never reach into replication. They hold a `House`: the log, and the node's standing as it is now.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from chronik_repl.wal.log import Log
+
+Role = Literal["starting", "leader", "follower", "stopping"]
+FollowerState = Literal["connecting", "catch-up", "streaming", "refused", "diverged"]
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A member of the cluster as this node knows it."""
+
+    node_id: int
+    directory_id: str = ""
+    replication_address: str = ""
+    kafka_address: str = ""
+    http_address: str = ""
+    rack: str = ""
+    live: bool = False
+
+
+class FollowerStatus(msgspec.Struct, frozen=True):
+    """One follower as its leader sees it."""
+
+    node_id: int  # 0 until it has answered once
+    address: str
+    state: FollowerState
+    detail: str = ""
+    member: bool = False
+    durable_end: int = 0
+    lag_positions: int = 0
+    lag_records: int = 0
+    lag_seconds: float = 0.0
+    ring_frames: int = 0
+    ring_bytes: int = 0
+    ring_drops: int = 0  # times that the ring lapped the reader
+    sent_bytes: int = 0
+    acks: int = 0
+    reconnects: int = 0
+    truncations: int = 0
+    parity_mismatches: int = 0
+    parity_position: int = 0  # how far its chain was last seen equal to ours
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A change of state, as in the log line."""
+
+    time_ms: int
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+class LogStatus(msgspec.Struct, frozen=True):
+    start: int
+    end: int
+    durable_end: int
+    high_watermark: int
+    end_checksum: int
+    segments: int
+    bytes_on_disk: int
+    topics: int
+    partitions: int
+    appended_frames: int
+    appended_bytes: int
+    appended_records: int
+    groups_committed: int
+    free_bytes: int
+    damage: tuple[str, ...] = ()  # the scrubber's findings
+
+
+class Status(msgspec.Struct, frozen=True):
+    """`/status`, and what `chronik status` and the page draw."""
+
+    node_id: int
+    cluster_id: str
+    directory_id: str
+    version: str
+    role: Role
+    epoch: int
+    leader: Peer | None
+    mode: Literal["async", "sync"]
+    sync_replicas: int
+    acks_all_means: str  # in words: what acks=all waits for
+    ready: bool
+    uptime_s: float
+    log: LogStatus
+    members: tuple[Peer, ...] = ()
+    followers: tuple[FollowerStatus, ...] = ()  # on the leader
+    events: tuple[Event, ...] = ()
+    diverged: str = ""  # on a follower: why it serves no reads
+
+
+class House(Protocol):
+    """What a front door may see of its node."""
+
+    @property
+    def log(self) -> Log: ...
+
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this node leads or follows."""
+
+    @property
+    def node_id(self) -> int: ...
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def leader(self) -> Peer | None: ...
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """All members, this node among them."""
+
+    @property
+    def accepting(self) -> bool:
+        """True while this node leads, its epoch's start is durable, and it is not draining."""
+
+    @property
+    def serving(self) -> bool:
+        """May reads be answered here? False on a follower that differs from its leader."""
+
+    @property
+    def enough_replicas(self) -> bool:
+        """Are as many followers live as acks=all needs? Always true in async mode."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def status(self) -> Status: ...
