@@ -10,10 +10,28 @@ it every call that changes something raises the same error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import errno
+import fcntl
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+import trio
+
+from chronik_repl.errors import CorruptLog, DiskFailed, DiskFull, ForeignLog
 
 Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+IOV_MAX = 1024  # buffers that one pwritev takes
+FILL_STEP = 1024 * 1024
+SWITCH_INTERVAL_S = 0.0005
+_ZEROS = memoryview(bytes(FILL_STEP))
 
 
 class Write(NamedTuple):
@@ -49,7 +67,8 @@ class Disk(Protocol):
         """File name → size; {} for a folder that is not there. "" is the data directory itself."""
 
     async def preallocate(self, name: str, size: int) -> None:
-        """Make (or make again) a file of zeros and sync it, in paced steps of 1 MiB. Not yet in the directory for sure."""
+        """Make (or make again) a file of zeros and sync it, in paced steps of 1 MiB. Not yet in the directory for sure.
+        Raises DiskFull, leaving nothing behind, where there is no space for it: that is not yet a failure."""
 
     async def zero(self, file: File, start: int, end: int) -> None:
         """Cut the file at `start`, fill with zeros to `end`, sync: what truncation leaves behind."""
@@ -77,3 +96,380 @@ class Disk(Protocol):
         """Take the directory for this process, until `close`. Raises ForeignLog naming the pid that holds it."""
 
     def close(self) -> None: ...
+
+
+class RealDisk:
+    """A directory of this machine.
+
+    Commits go to one thread, the committer, started with the first of them. It is woken by an eventfd and wakes the
+    task that waits by another, so an answer costs no more than the two system calls and one pass of the event loop.
+    A task that is cancelled while it waits does not stop its write.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, fill_pace: float = 1.0) -> None:
+        """`fill_pace`: after each step of a fill rest for this many times what the step took."""
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._fill_pace = fill_pace
+        self._limiter = trio.CapacityLimiter(4)
+        self._failure: str | None = None
+        self._files: set[RealFile] = set()
+        self._lock_fd = -1
+        self._closed = False
+        self._committer: threading.Thread | None = None
+        self._jobs: deque[_Job | RealFile | None] = deque()
+        self._wake = -1
+        self._bells: list[int] = []  # eventfds that nobody waits for
+        self._orphans: list[_Job] = []  # of cancelled tasks; their bells are free again once they rang
+
+    # Files
+
+    async def open(self, name: str, *, create: bool = False) -> File:
+        fd, writable = await self._in_thread(self._open, name, create)
+        file = RealFile(self, name, fd, writable)
+        self._files.add(file)
+        return file
+
+    def _open(self, name: str, create: bool) -> tuple[int, bool]:
+        path = self.path / name
+        flags = os.O_RDWR | os.O_CLOEXEC
+        try:
+            return os.open(path, flags | os.O_CREAT if create else flags, 0o644), True
+        except PermissionError:
+            try:
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False  # a sealed segment
+            except PermissionError as error:
+                raise CorruptLog(
+                    f"{path}: cannot be opened: {error.strerror}. Give it back to the user of this process", file=name
+                ) from error
+        except IsADirectoryError as error:
+            raise CorruptLog(f"{path}: a folder stands where a file should be. Move it away", file=name) from error
+
+    async def read(self, file: File, at: int, size: int) -> bytes:
+        assert isinstance(file, RealFile)
+        buffer = bytearray(size)
+        try:
+            got = os.preadv(file.fd, (buffer,), at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            got = 0
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EIO):
+                raise
+            got = 0
+        if got < size and at + got < os.fstat(file.fd).st_size:
+            with memoryview(buffer) as view:
+                got = await self._in_thread(self._read, file, at, view, got)
+        else:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        if got < size:
+            del buffer[got:]
+        return bytes(buffer)
+
+    def _read(self, file: RealFile, at: int, view: memoryview, got: int) -> int:
+        try:
+            while got < len(view):
+                n = os.preadv(file.fd, (view[got:],), at + got)
+                if not n:
+                    break
+                got += n
+        except OSError as error:
+            raise CorruptLog(
+                f"{self.path / file.name}: cannot be read at byte {at + got}: {error.strerror}", file=file.name
+            ) from error
+        return got
+
+    async def size(self, file: File) -> int:
+        assert isinstance(file, RealFile)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return os.fstat(file.fd).st_size
+
+    async def list(self, folder: str) -> dict[str, int]:
+        return await self._in_thread(self._list, folder)
+
+    def _list(self, folder: str) -> dict[str, int]:
+        try:
+            with os.scandir(self.path / folder) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except FileNotFoundError:
+            return {}
+
+    # Commits
+
+    async def commit(self, file: File, writes: Sequence[Write]) -> None:
+        assert isinstance(file, RealFile)
+        self._check()
+        if self._committer is None:
+            self._start_committer()
+        job = _Job(file, writes, self._bell())
+        file.committed_to = True
+        self._jobs.append(job)
+        os.eventfd_write(self._wake, 1)
+        try:
+            await trio.lowlevel.wait_readable(job.bell)
+        except BaseException:
+            self._orphans.append(job)
+            raise
+        os.eventfd_read(job.bell)
+        self._bells.append(job.bell)
+        if job.failure is not None:
+            raise DiskFailed(job.failure)
+
+    def _bell(self) -> int:
+        if self._orphans:
+            for job in [job for job in self._orphans if job.rang]:
+                os.eventfd_read(job.bell)
+                self._orphans.remove(job)
+                self._bells.append(job.bell)
+        return self._bells.pop() if self._bells else os.eventfd(0, os.EFD_CLOEXEC)
+
+    def _start_committer(self) -> None:
+        # The committer must get the interpreter back soon after a write or a sync, however busy the event loop is.
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._committer = threading.Thread(target=self._commit_jobs, name="committer", daemon=True)
+        self._committer.start()
+
+    def _commit_jobs(self) -> None:
+        jobs = self._jobs
+        while True:
+            os.eventfd_read(self._wake)
+            while jobs:
+                job = jobs.popleft()
+                if job is None:
+                    return
+                if isinstance(job, RealFile):
+                    os.close(job.fd)
+                    continue
+                if self._failure is None:
+                    self._commit(job)
+                job.failure = self._failure
+                os.eventfd_write(job.bell, 1)
+                job.rang = True
+
+    def _commit(self, job: _Job) -> None:
+        fd = job.file.fd
+        doing = "write"
+        try:
+            for at, buffers in job.writes:
+                _write_all(fd, at, buffers)
+            doing = "fdatasync"
+            os.fdatasync(fd)
+        except OSError as error:
+            self._fail(doing, job.file.name, error)
+
+    # Everything else that changes something
+
+    async def preallocate(self, name: str, size: int) -> None:
+        self._check()
+        fd = await self._change("fill", name, self._start_fill, name, size)
+        try:
+            for at in range(0, size, FILL_STEP):
+                started = trio.current_time()
+                await self._change("fill", name, _fill, fd, at, min(size, at + FILL_STEP))
+                await trio.sleep((trio.current_time() - started) * self._fill_pace)
+        finally:
+            os.close(fd)
+
+    def _start_fill(self, name: str, size: int) -> int:
+        path = self.path / name
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, size)  # one extent where the file system can; and no space is told now
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                os.unlink(path)
+                os.close(fd)
+                raise DiskFull(f"{path}: no space for {size} bytes. Free some; reads go on meanwhile") from error
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV):
+                os.close(fd)
+                raise
+        return fd
+
+    async def zero(self, file: File, start: int, end: int) -> None:
+        assert isinstance(file, RealFile)
+        await self._change("zero", file.name, self._zero, file, start, end)
+
+    def _zero(self, file: RealFile, start: int, end: int) -> None:
+        self._make_writable(file)
+        os.ftruncate(file.fd, start)
+        for at in range(start, end, FILL_STEP):
+            _write_all(file.fd, at, (_ZEROS[: min(end - at, FILL_STEP)],))
+        os.fsync(file.fd)
+
+    async def truncate(self, file: File, size: int) -> None:
+        assert isinstance(file, RealFile)
+        await self._change("truncate", file.name, self._truncate, file, size)
+
+    def _truncate(self, file: RealFile, size: int) -> None:
+        self._make_writable(file)
+        os.ftruncate(file.fd, size)
+        os.fsync(file.fd)
+
+    def _make_writable(self, file: RealFile) -> None:
+        if not file.writable:
+            os.fchmod(file.fd, 0o644)
+            fd = os.open(self.path / file.name, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(fd, file.fd, inheritable=False)
+            os.close(fd)
+            file.writable = True
+
+    async def rename(self, old: str, new: str) -> None:
+        await self._change("rename", old, os.rename, self.path / old, self.path / new)
+        for file in self._files:
+            if file.name == old:
+                file.name = new
+
+    async def remove(self, name: str) -> None:
+        await self._change("remove", name, partial((self.path / name).unlink, missing_ok=True))
+
+    async def replace(self, name: str, data: bytes) -> None:
+        await self._change("replace", name, self._replace, name, data)
+
+    def _replace(self, name: str, data: bytes) -> None:
+        path = self.path / name
+        aside = path.with_name(path.name + ".new")
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            _write_all(fd, 0, (data,))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(aside, path)
+        _sync_dir(path.parent)
+
+    async def make_folder(self, folder: str) -> None:
+        await self._change("make", folder, self._make_folder, folder)
+
+    def _make_folder(self, folder: str) -> None:
+        (self.path / folder).mkdir(exist_ok=True)
+        _sync_dir((self.path / folder).parent)
+
+    async def sync_dir(self, folder: str) -> None:
+        await self._change("sync", folder or ".", _sync_dir, self.path / folder)
+
+    async def set_read_only(self, name: str) -> None:
+        await self._change("chmod", name, os.chmod, self.path / name, 0o444)
+
+    def free_bytes(self) -> int:
+        stat = os.statvfs(self.path)
+        return stat.f_bavail * stat.f_frsize
+
+    def lock(self) -> None:
+        path = self.path / "lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise ForeignLog(
+                f"{self.path} is in use by process {holder}. Stop that one first, or give this one another directory"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        self._lock_fd = fd
+
+    def close(self) -> None:
+        """Ends the committer after what it was given, closes every file and gives the directory free."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._committer is not None:
+            self._jobs.append(None)
+            os.eventfd_write(self._wake, 1)
+            self._committer.join()
+            self._committer = None
+            os.close(self._wake)
+        for job in self._orphans:
+            os.close(job.bell)
+        for bell in self._bells:
+            os.close(bell)
+        for file in list(self._files):
+            file.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    # What a failure means
+
+    def _check(self) -> None:
+        assert not self._closed, "the disk is closed"
+        if self._failure is not None:
+            raise DiskFailed(self._failure)
+
+    def _fail(self, doing: str, name: str, error: OSError) -> None:
+        if self._failure is None:  # the first one is the one to tell
+            self._failure = (
+                f"{self.path / name}: {doing} failed: {error.strerror}. Nothing more is acked; what survived "
+                "is known after a restart: look at the disk first"
+            )
+
+    async def _change(self, doing: str, name: str, function: Callable[..., T], *arguments: object) -> T:
+        self._check()
+        try:
+            return await self._in_thread(function, *arguments)
+        except OSError as error:
+            self._fail(doing, name, error)
+            assert self._failure is not None
+            raise DiskFailed(self._failure) from error
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await trio.to_thread.run_sync(function, *arguments, limiter=self._limiter)
+
+
+class RealFile:
+    def __init__(self, disk: RealDisk, name: str, fd: int, writable: bool) -> None:
+        self.disk = disk
+        self.name = name
+        self.fd = fd
+        self.writable = writable
+        self.committed_to = False
+        self._closed = False
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.disk._files.discard(self)
+        if self.committed_to and self.disk._committer is not None:
+            # A cancelled commit may still be under way: its turn first, or it would write to whoever got this number.
+            self.disk._jobs.append(self)
+            os.eventfd_write(self.disk._wake, 1)
+        else:
+            os.close(self.fd)
+
+
+class _Job:
+    __slots__ = ("bell", "failure", "file", "rang", "writes")
+
+    def __init__(self, file: RealFile, writes: Sequence[Write], bell: int) -> None:
+        self.file = file
+        self.writes = writes
+        self.bell = bell
+        self.failure: str | None = None
+        self.rang = False
+
+
+def _write_all(fd: int, at: int, buffers: Sequence[Buffer]) -> None:
+    for first in range(0, len(buffers), IOV_MAX):
+        chunk = buffers[first : first + IOV_MAX]
+        size = sum(map(len, chunk))
+        written = os.pwritev(fd, chunk, at)
+        if written < size:  # a signal, or the end of the space: then the next call says so
+            rest = memoryview(b"".join(chunk))
+            while written < size:
+                written += os.pwrite(fd, rest[written:], at + written)
+        at += size
+
+
+def _fill(fd: int, start: int, end: int) -> None:
+    _write_all(fd, start, (_ZEROS[: end - start],))
+    os.fdatasync(fd)
+
+
+def _sync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,110 @@
+"""The real disk on this machine's files. What both disks promise alike stands in test_disk_contract.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from chronik_repl.errors import DiskFailed, ForeignLog
+from chronik_repl.wal.disk import Disk, RealDisk, Write
+
+
+async def test_commits_run_in_call_order_and_may_overlap(tmp_path: Path) -> None:
+    disk: Disk = RealDisk(tmp_path)
+    file = await disk.open("a", create=True)
+    done: list[int] = []
+
+    async def commit(n: int) -> None:
+        await disk.commit(file, [Write(0, [b"%04d" % n] * 2), Write(4096, [b"%04d" % n])])
+        done.append(n)
+
+    async with trio.open_nursery() as nursery:
+        for n in range(20):
+            nursery.start_soon(commit, n)
+            await trio.testing.wait_all_tasks_blocked()
+    assert done == sorted(done)
+    assert await disk.read(file, 0, 100) == b"00190019" + bytes(92)
+    assert await disk.read(file, 4096, 100) == b"0019"
+    assert await disk.size(file) == 4100
+    disk.close()
+
+
+async def test_more_buffers_than_one_system_call_takes(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    file = await disk.open("a", create=True)
+    pieces = [os.urandom(n % 50) for n in range(5000)]
+    await disk.commit(file, [Write(3, pieces)])
+    assert (await disk.read(file, 3, 1 << 20)) == b"".join(pieces)
+    disk.close()
+
+
+async def test_cancelled_waiter_does_not_stop_its_write(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    file = await disk.open("a", create=True)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await disk.commit(file, [Write(0, [b"written"])])
+    assert scope.cancelled_caught
+    file.close()  # behind the write, not under it
+    again = await disk.open("a")
+    await disk.commit(again, [Write(7, [b"!"])])
+    assert await disk.read(again, 0, 100) == b"written!"
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await disk.commit(again, [Write(0, [b"again"])])
+        await disk.commit(again, [Write(0, [b"again"])])
+    assert len(os.listdir("/proc/self/fd")) <= before + 2, "eventfds of cancelled tasks are used again"
+    disk.close()
+
+
+async def test_any_error_of_a_write_is_final(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    full = await disk.open("a", create=True)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), full.fd)  # type: ignore[attr-defined]
+    good = await disk.open("b", create=True)
+    results: list[str] = []
+
+    async def commit(file: object) -> None:
+        with pytest.raises(DiskFailed) as caught:
+            await disk.commit(file, [Write(0, [b"x"])])  # type: ignore[arg-type]
+        results.append(str(caught.value))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commit, full)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(commit, good)
+    with pytest.raises(DiskFailed):
+        await disk.replace("c", b"")
+    with pytest.raises(DiskFailed):
+        await disk.preallocate("d", 10)
+    assert len(set(results)) == 1, "one failure, told alike to everybody"
+    assert "No space left" in results[0]
+    assert await disk.read(good, 0, 10) == b"", "nothing behind the failure was done"
+    disk.close()
+
+
+async def test_directory_in_use_names_the_process(tmp_path: Path) -> None:
+    first, second = RealDisk(tmp_path), RealDisk(tmp_path)
+    first.lock()
+    with pytest.raises(ForeignLog, match=f"process {os.getpid()}"):
+        second.lock()
+    first.close()
+    second.lock()
+    second.close()
+
+
+async def test_close_leaves_nothing_open(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    disk = RealDisk(tmp_path)
+    disk.lock()
+    for name in "abc":
+        file = await disk.open(name, create=True)
+        await disk.commit(file, [Write(0, [b"x"])])
+    await disk.preallocate("spare", 3 << 20)
+    disk.close()
+    assert set(os.listdir("/proc/self/fd")) == before
