@@ -22,6 +22,17 @@ class Member(msgspec.Struct, frozen=True, order=True, array_like=True):
     rack: str = ""
 
 
+class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One epoch in a log's history. `chain` is the checksum of the frame before its start frame, so two entries with
+    the same epoch, leader, start and chain stand on the same bytes all the way down."""
+
+    epoch: int
+    leader: int
+    start: int
+    chain: int
+    accept_loss: bool = False
+
+
 class EpochStart(msgspec.Struct, frozen=True, tag="epoch-start"):
     """kind 1. From here on node `leader` writes; the frame's own epoch field is the epoch."""
 
