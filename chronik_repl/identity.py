@@ -1,0 +1,118 @@
+"""Who this directory is, and what it has promised: the file `node`.
+
+    {"format": 1, "directory_id": …, "node_id": …, "cluster_id": …, "promised_epoch": …, "promised_to": …,
+     "promised_others": …}
+    crc32c of the line above, as eight hex digits
+
+A directory gets a random id on the day it is made and keeps it: that id, not the node's number, is what votes. A promise
+(an epoch, and the node that asked for it) is durable here before anyone hears of it, and never goes back. Beside it
+stands the highest epoch ever promised to *another* node: an async leader that once promised its loyalty elsewhere
+must not start alone afterwards.
+
+A lost or damaged file is not made anew over a log that is there: the promise in it would be given twice.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+from crc32c import crc32c
+
+from chronik_repl.errors import ConfigError, CorruptLog, ForeignLog, FormatTooNew
+from chronik_repl.positions import NO_EPOCH, NOBODY, Epoch, NodeId
+from chronik_repl.wal.disk import Disk
+
+FILE = "node"
+FORMAT = 1
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What the file says. `node_id` 0 (a fresh copy by `chronik backup`) takes the configured one at its first start."""
+
+    directory_id: str
+    node_id: NodeId = NOBODY
+    cluster_id: str = ""
+    promised_epoch: Epoch = NO_EPOCH
+    promised_to: NodeId = NOBODY
+    promised_others: Epoch = NO_EPOCH
+    format: int = FORMAT
+
+
+def new_directory_id(rng: random.Random) -> str:
+    return f"{rng.getrandbits(128):032x}"
+
+
+def encode(identity: Identity) -> bytes:
+    line = msgspec.json.encode(identity)
+    return b"%s\n%08x\n" % (line, crc32c(line))
+
+
+def decode(data: bytes) -> Identity:
+    """Raises CorruptLog or FormatTooNew."""
+    line, _, crc = data.partition(b"\n")
+    if crc != b"%08x\n" % crc32c(line):
+        raise CorruptLog(
+            "the file `node` is damaged, and with it what this directory has promised. If its log is wanted, copy it "
+            "with `chronik backup` (the copy is a new member); if not, start with an empty directory",
+            file=FILE,
+        )
+    try:
+        identity = msgspec.json.decode(line, type=Identity)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptLog(f"the file `node` is unreadable: {error}", file=FILE) from error
+    if identity.format > FORMAT:
+        raise FormatTooNew(f"`node` has format {identity.format}; this version reads {FORMAT}. Upgrade chronik-repl")
+    return identity
+
+
+async def read(disk: Disk) -> Identity | None:
+    """None where there is no such file."""
+    try:
+        file = await disk.open(FILE)
+    except FileNotFoundError:
+        return None
+    try:
+        return decode(await disk.read(file, 0, 64 * 1024))
+    finally:
+        file.close()
+
+
+async def write(disk: Disk, identity: Identity) -> None:
+    """Durable when it returns."""
+    await disk.replace(FILE, encode(identity))
+
+
+async def load_or_make(disk: Disk, rng: random.Random, node_id: NodeId, cluster_id: str) -> Identity:
+    """This directory's identity; made now if the directory is new. Raises ForeignLog where it is someone else's."""
+    found = await read(disk)
+    if found is None:
+        if any(name.endswith(".wal") for name in await disk.list("wal")):
+            raise CorruptLog(
+                "there is a log here but no file `node`: what this directory has promised is lost. If its log is "
+                "wanted, copy it with `chronik backup` (the copy is a new member); if not, start with an empty directory",
+                file=FILE,
+            )
+        if node_id == NOBODY:
+            raise ConfigError("CHRONIK_NODE_ID is needed for a new data directory: a number from 1 on, its own for each node")
+        found = Identity(new_directory_id(rng), node_id, cluster_id)
+        await write(disk, found)
+        return found
+    if found.node_id == NOBODY:
+        if node_id == NOBODY:
+            raise ConfigError("CHRONIK_NODE_ID is needed: this directory is a fresh copy and has no node id yet")
+        found = msgspec.structs.replace(found, node_id=node_id)
+        await write(disk, found)
+    if node_id not in (NOBODY, found.node_id):
+        raise ForeignLog(
+            f"this directory belongs to node {found.node_id}, but CHRONIK_NODE_ID is {node_id}. Correct one of the two"
+        )
+    if cluster_id and found.cluster_id and cluster_id != found.cluster_id:
+        raise ForeignLog(
+            f"this directory belongs to cluster {found.cluster_id!r}, but CHRONIK_CLUSTER_ID is {cluster_id!r}. "
+            "Correct CHRONIK_CLUSTER_ID or CHRONIK_DATA_DIR"
+        )
+    if cluster_id and not found.cluster_id:
+        found = msgspec.structs.replace(found, cluster_id=cluster_id)
+        await write(disk, found)
+    return found
