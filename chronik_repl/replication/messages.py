@@ -152,7 +152,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SegmentAgain(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Follower → leader: `start` alone. Leader → follower: with `end` and `chain`, then the frames from start to end, or
+    """Follower → leader: `start` alone. Leader → follower: with `end` and `chain`, then the frames in between; or
     with `bad`, when its own copy cannot be read either."""
 
     start: Count
