@@ -56,7 +56,8 @@ class Disk(Protocol):
 
     async def commit(self, file: File, writes: Sequence[Write]) -> None:
         """All of these writes, in this order, then one fdatasync. Commits of one disk run one after another, in call
-        order, on the committer thread; a second may be called while the first runs, so that the device never waits."""
+        order, on the committer thread; a second may be called while the first runs, so that the device never waits.
+        A return means that all earlier commits are durable too; two that end together may return in either order."""
 
     async def read(self, file: File, at: int, size: int) -> bytes:
         """Up to `size` bytes; fewer only at the end of the file. Served from the page cache without a thread hop."""
