@@ -1,7 +1,7 @@
 """Environment → one frozen `Settings`, once, at the front door.
 
 `Settings` is the table: each field is a variable (`CHRONIK_` and its name in capitals), with its kind, default, limits
-and meaning beside it. The reader below, `chronik config` and docs/configuration.md all come from it. `load` says everything
+and meaning beside it. The reader below, `chronik config` and docs/configuration.md come from it. `load` says everything
 that is wrong at once, each line with the variable, its value and what is allowed.
 """
 
@@ -106,7 +106,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Switch("Listen for a leader. Also lets a deposed leader go on as a follower.")
     ] = False
     wal_receiver_bind_addr: Annotated[str, Address("Where leaders reach this node.")] = "127.0.0.1:9291"
-    wal_segment_bytes: Annotated[int, Size("A segment's size.", least=64 * KIB, most=4 * GIB)] = 64 * MIB
+    wal_segment_bytes: Annotated[int, Size("A segment's size.", least=4 * KIB, most=GIB)] = 64 * MIB
     wal_retention_bytes: Annotated[int, Size("Remove the oldest segments beyond this. 0: no limit.")] = 0
     wal_retention_hours: Annotated[float, Decimal("Remove segments older than this. 0: no limit.")] = 168.0
     wal_keep_bytes: Annotated[int, Size("How much a slow follower may hold back from retention.")] = 10 * GIB

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from chronik_repl.meters import Meters
 from chronik_repl.wal.log import Log
 
 Role = Literal["starting", "leader", "follower", "stopping"]
@@ -138,5 +139,9 @@ class House(Protocol):
 
     @property
     def ready(self) -> bool: ...
+
+    @property
+    def meters(self) -> Meters:
+        """Where the doors count what they do, for /metrics."""
 
     def status(self) -> Status: ...

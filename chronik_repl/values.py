@@ -1,7 +1,7 @@
 """Values as people write them into an environment: sizes, seconds, switches, addresses.
 
-Each kind carries what its variable means and its limits. `read` takes what a person wrote and returns the value, or raises
-ValueError that says what is allowed.
+Each kind carries what its variable means and its limits. `read` takes what a person wrote and returns the value, or
+raises ValueError that says what is allowed.
 """
 
 from __future__ import annotations
