@@ -246,6 +246,11 @@ class Feeder:
         """Of a message that has not wholly arrived. A deadline belongs to it as long as this is not 0."""
         return self._held_bytes
 
+    @property
+    def needed_bytes(self) -> int:
+        """Of the message that comes next, as far as is known: its size once its header is there."""
+        return self._need_bytes
+
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """The feeder keeps a reference to `data`: the caller does not change it any more."""
         size = len(data)
