@@ -38,7 +38,8 @@ def register(subcommands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from chronik_repl.config import VARIABLES, load, show
+    from chronik_repl.config import VARIABLES, load
+    from chronik_repl.values import show
 
     if arguments.markdown:
         print(markdown(), end="")

@@ -1,7 +1,7 @@
 """The commands about a running cluster: status, topics, groups, members, promote, backup, certs.
 
-Those that only look ask over HTTP where an address is given, and otherwise the node on this machine through control.sock.
-Those that act go through control.sock alone.
+Those that only look ask over HTTP where an address is given, and otherwise the node on this machine through
+control.sock. Those that act go through control.sock alone.
 """
 
 from __future__ import annotations

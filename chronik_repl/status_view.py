@@ -25,6 +25,7 @@ STATE_STYLES = {
 }
 EVENT_STYLES = {"info": "", "warning": "yellow", "error": "red"}
 EVENTS_SHOWN = 6
+NUMBERS = {"lag", "records", "seconds", "ring", "drops", "partition", "first", "high watermark", "next", "committed"}
 
 
 def show_status(status: dict[str, Any]) -> None:
@@ -174,24 +175,8 @@ def show_groups(groups: list[dict[str, Any]]) -> None:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in columns:
-        table.add_column(name, justify="right" if name in RIGHT else "left", no_wrap=name != "")
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=name != "")
     return table
-
-
-RIGHT = {
-    "lag",
-    "records",
-    "seconds",
-    "ring",
-    "drops",
-    "partition",
-    "first",
-    "high watermark",
-    "next",
-    "committed",
-    "generation",
-    "members",
-}
 
 
 def size_of(count: float) -> str:

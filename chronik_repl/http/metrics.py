@@ -135,7 +135,7 @@ def _followers(status: Status) -> Iterator[Metric]:
     yield state
     for table, made in ((FOLLOWER_GAUGES, GaugeMetricFamily), (FOLLOWER_COUNTERS, CounterMetricFamily)):
         for name, (meaning, of) in table.items():
-            family: Any = made(f"chronik_replication_{name}", meaning, labels=("follower",))  # type: ignore[operator]
+            family: Any = made(f"chronik_replication_{name}", meaning, labels=("follower",))
             for follower in status.followers:
                 family.add_metric([name_of(follower)], of(follower))
             yield family

@@ -8,8 +8,8 @@
     /topics      topics and partitions, /groups consumer groups, as JSON
     /metrics     for Prometheus
 
-Nothing here changes anything: commands go through control.sock. So /status and /history may be read by a page that came from
-another node: that is how a follower's page shows the leader's view.
+Nothing here changes anything: commands go through control.sock. So /status and /history may be read by a page that came
+from another node: that is how a follower's page shows the leader's view.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self' http: https:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+PAGE_HEADERS = {
+    "Content-Security-Policy": PAGE_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
 ANYONE = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 CONNECTIONS_BACKLOG = 100
 
@@ -69,8 +74,8 @@ async def serve(
             socket.listen(CONNECTIONS_BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"CHRONIK_HTTP_BIND_ADDR={settings.http_bind_addr}: {error.strerror or error}. Choose another port or host, "
-            f"or end the program that has it."
+            f"CHRONIK_HTTP_BIND_ADDR={settings.http_bind_addr}: {error.strerror or error}. Choose another port or "
+            f"host, or end the program that has it."
         ) from error
     history = History()
     async with trio.open_nursery() as nursery:
