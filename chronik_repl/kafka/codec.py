@@ -48,6 +48,8 @@ from kafka.protocol.consumer import (
     ListOffsetsResponse,
     OffsetCommitRequest,
     OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
     OffsetForLeaderEpochRequest,
@@ -121,6 +123,8 @@ __all__ = [
     "MetadataResponse",
     "OffsetCommitRequest",
     "OffsetCommitResponse",
+    "OffsetDeleteRequest",
+    "OffsetDeleteResponse",
     "OffsetFetchRequest",
     "OffsetFetchResponse",
     "OffsetForLeaderEpochRequest",
@@ -166,6 +170,7 @@ REQUESTS: dict[int, Any] = {
         SaslAuthenticateRequest,
         CreatePartitionsRequest,
         DeleteGroupsRequest,
+        OffsetDeleteRequest,
         DescribeClusterRequest,
     )
 }
@@ -195,6 +200,7 @@ RESPONSES: dict[int, Any] = {
         SaslAuthenticateResponse,
         CreatePartitionsResponse,
         DeleteGroupsResponse,
+        OffsetDeleteResponse,
         DescribeClusterResponse,
     )
 }
