@@ -99,12 +99,7 @@ def application(house: House, history: History) -> Starlette:
     page_text = importlib.resources.files("chronik_repl.http").joinpath("page.html").read_bytes()
 
     async def page(request: Request) -> Response:
-        headers = {
-            "Content-Security-Policy": PAGE_POLICY,
-            "X-Content-Type-Options": "nosniff",
-            "Cache-Control": "no-cache",
-        }
-        return Response(page_text, media_type="text/html", headers=headers)
+        return Response(page_text, media_type="text/html", headers=PAGE_HEADERS)
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("ok\n")
