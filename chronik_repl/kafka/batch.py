@@ -15,7 +15,6 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from chronik_repl.kafka.codes import Code
-from chronik_repl.positions import Position
 
 HEAD = struct.Struct(">qiibIhiqqqhii")
 CRC_FROM = 21  # attributes: the first byte that the CRC covers
@@ -37,13 +36,6 @@ class BatchHead(NamedTuple):
     producer_epoch: int
     base_sequence: int
     record_count: int
-
-
-class Duplicate(NamedTuple):
-    """A batch that stands in the log already: the place of the original."""
-
-    base_offset: int
-    end: Position
 
 
 class BadBatch(Exception):

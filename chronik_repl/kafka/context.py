@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import trio
 
+from chronik_repl.kafka.coordinator import Coordinator
 from chronik_repl.positions import Position
 from chronik_repl.standing import House
 
 if TYPE_CHECKING:
     from chronik_repl.config import Settings
+    from chronik_repl.kafka.sasl import Logins
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -40,16 +42,17 @@ class Limits(msgspec.Struct, frozen=True):
     connections_max: int = 2000
     connections_a_host_max: int = 1000
     request_bytes_max: int = 100 * MIB  # of one Produce request; the log's frame limit holds for each batch in it
-    small_request_bytes_max: int = 4 * MIB  # of every other request
+    small_request_bytes_max: int = MIB  # of every other request
+    unauthenticated_bytes_max: int = 64 * KIB  # of any request before the login
     request_timeout_s: float = 30.0  # from a request's first byte to its last
     idle_timeout_s: float = 600.0  # without any request
     unauthenticated_timeout_s: float = 10.0  # from the connection to the end of TLS and SASL
     send_timeout_s: float = 60.0  # a client that takes nothing for so long is dropped
-    receiving_bytes_max: int = 256 * MIB  # of all connections: large requests that are being read
+    receiving_bytes_max: int = 128 * MIB  # of all connections: large requests that are read, produced ones unanswered
     pipelined_bytes_max: int = 64 * MIB  # of one connection: produced, not yet answered
     pipelined_requests_max: int = 1000  # of one connection
     fetch_bytes_max: int = 8 * MIB  # of one answer (one batch may be larger)
-    sending_bytes_max: int = 256 * MIB  # of all connections: fetched, not yet sent
+    sending_bytes_max: int = 128 * MIB  # of all connections: fetched, not yet sent
     waiting_fetches_max: int = 2000
 
 
@@ -59,9 +62,15 @@ class Door:
     def __init__(self, house: House, settings: Settings, *, limits: Limits | None = None) -> None:
         self.house = house
         self.settings = settings
-        self.limits = limits or Limits()
+        half = settings.kafka_max_inflight_bytes // 2
+        self.limits = limits or Limits(
+            connections_max=settings.kafka_max_connections, receiving_bytes_max=half, sending_bytes_max=half
+        )
+        self.meters = house.meters
+        self.coordinator = Coordinator(house)
+        self.logins: Logins | None = None  # set where clients must log in
         self.advertised = ""  # "host:port", once bound
-        self.sasl_required = False
+        self.pending_topics: dict[str, Position] = {}  # made or grown, not yet below the high watermark
 
     async def committed(self, end: Position, timeout_s: float) -> bool:
         """Wait until `end` is below the high watermark; False when that took too long. Raises NotLeader when deposed."""

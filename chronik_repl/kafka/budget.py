@@ -1,0 +1,54 @@
+"""A bound on bytes that several connections share: taken before they are held, given back when they are gone.
+
+First come, first served: a large claim waits for room and is not overtaken by small ones for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+
+
+class Budget:
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.held = 0
+        self._queue: deque[tuple[int, trio.Event]] = deque()
+
+    def take_now(self, size: int) -> bool:
+        """True if there was room. A claim larger than the whole budget gets it when nobody else holds anything."""
+        if self._queue or (self.held and self.held + size > self.bytes_max):
+            return False
+        self.held += size
+        return True
+
+    async def take(self, size: int) -> None:
+        if self.take_now(size):
+            return
+        entry = (size, trio.Event())
+        self._queue.append(entry)
+        try:
+            await entry[1].wait()
+        except trio.Cancelled:
+            if entry[1].is_set():
+                self.give_back(size)
+            else:
+                self._queue.remove(entry)
+                self._serve()
+            raise
+
+    def give_back(self, size: int) -> None:
+        self.held -= size
+        assert self.held >= 0
+        if self._queue:
+            self._serve()
+
+    def _serve(self) -> None:
+        while self._queue:
+            size, event = self._queue[0]
+            if self.held and self.held + size > self.bytes_max:
+                return
+            self._queue.popleft()
+            self.held += size
+            event.set()

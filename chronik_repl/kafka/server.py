@@ -1,0 +1,204 @@
+"""The Kafka door of a node: listens, lets clients in within the quotas, and gives each a connection of its own.
+
+A client's death, malformed requests and broken promises end its connection with one line in the log; nothing that a client
+sends ends the server. What does is a failed disk, and a bug.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections import Counter
+
+import structlog
+import trio
+
+from chronik_repl.addresses import join_address, split_address
+from chronik_repl.config import Settings
+from chronik_repl.errors import ProtocolError
+from chronik_repl.kafka.api import Apis
+from chronik_repl.kafka.budget import Budget
+from chronik_repl.kafka.connection import Buffers, Connection
+from chronik_repl.kafka.context import Client, Door, Limits
+from chronik_repl.kafka.sasl import Logins
+from chronik_repl.kafka.tls import client_context
+from chronik_repl.kafka.wire import PlainWire, TlsWire, Wire
+from chronik_repl.standing import House
+
+logger = structlog.get_logger()
+
+BACKLOG = 512
+OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+OUT_OF_FILES_PAUSE_S = 0.1
+
+
+async def serve(
+    house: House,
+    settings: Settings,
+    *,
+    limits: Limits | None = None,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Until cancelled; started with the bound "host:port". Raises ConfigError, OSError (the address), DiskFailed."""
+    door = Door(house, settings, limits=limits)
+    tls = await trio.to_thread.run_sync(client_context, settings)
+    if settings.kafka_users_file is not None:
+        door.logins = await Logins.open(settings.kafka_users_file)
+    listeners = await _listen(settings.kafka_bind_addr)
+    try:
+        host, _ = split_address(settings.kafka_bind_addr)
+        bound = join_address(host, listeners[0].getsockname()[1])
+        door.advertised = settings.kafka_advertised_addr or bound
+        server = Server(door, tls)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.apis.producing.run)
+            nursery.start_soon(server.apis.fetching.run)
+            nursery.start_soon(door.coordinator.run)
+            for listener in listeners:
+                nursery.start_soon(server.accept, listener, nursery)
+            task_status.started(bound)
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+async def _listen(address: str) -> list[socket.socket]:
+    """A socket for each address that the host's name stands for, all on one port."""
+    host, port = split_address(address)
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, place in found:
+            listener = socket.socket(family, kind, protocol)
+            listeners.append(listener)
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if port == 0 and len(listeners) > 1:
+                place = (place[0], listeners[0].getsockname()[1], *place[2:])
+            listener.bind(place)
+            listener.listen(BACKLOG)
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+class Server:
+    def __init__(self, door: Door, tls: ssl.SSLContext | None = None) -> None:
+        limits = door.limits
+        self._door = door
+        self._tls = tls
+        self._meters = door.meters
+        self._receiving = Budget(limits.receiving_bytes_max)
+        self._sending = Budget(limits.sending_bytes_max)
+        self._buffers = Buffers()
+        self._hosts: Counter[str] = Counter()
+        self._connections = 0
+        self.apis = Apis(door, self._receiving, self._sending)
+
+    async def accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            try:
+                sock, place = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                continue
+            except OSError as error:
+                if error.errno not in OUT_OF_FILES:
+                    raise
+                logger.warning("cannot accept Kafka clients", error=str(error))
+                await trio.sleep(OUT_OF_FILES_PAUSE_S)
+                continue
+            host = place[0]
+            refused = self._refusal(host)
+            if refused:
+                sock.close()
+                self._meters.add("kafka_connections_refused", 1, refused)
+                logger.warning("a Kafka client was turned away", address=host, reason=refused)
+                continue
+            self._count(host, 1)
+            self._meters.add("kafka_connections_opened")
+            nursery.start_soon(self._serve, sock, host)
+
+    def _refusal(self, host: str) -> str:
+        limits = self._door.limits
+        if self._connections >= limits.connections_max:
+            return "too many connections"
+        if self._hosts[host] >= limits.connections_a_host_max:
+            return "too many connections of one address"
+        return ""
+
+    def _count(self, host: str, one: int) -> None:
+        self._connections += one
+        self._hosts[host] += one
+        if not self._hosts[host]:
+            del self._hosts[host]
+        self._meters.set("kafka_connections", self._connections)
+
+    async def _serve(self, sock: socket.socket, host: str) -> None:
+        try:
+            wire = await self._shake_hands(sock, host)
+            if wire is not None:
+                await self._converse(wire, Client(host))
+        finally:
+            sock.close()
+            self._count(host, -1)
+
+    async def _shake_hands(self, sock: socket.socket, host: str) -> Wire | None:
+        if self._tls is None:
+            return PlainWire(sock)
+        reason = "the TLS handshake took too long"
+        with trio.move_on_after(self._door.limits.unauthenticated_timeout_s):
+            try:
+                return await TlsWire.accept(sock, self._tls)
+            except OSError as error:
+                reason = str(error)
+        self._meters.add("kafka_connections_refused", 1, "TLS")
+        logger.info("no TLS with a Kafka client", address=host, reason=reason)
+        return None
+
+    async def _converse(self, wire: Wire, client: Client) -> None:
+        client.authenticated = self._door.logins is None
+        connection = Connection(
+            wire, client, self._door.limits, self._receiving, self._sending, self._buffers
+        )
+        try:
+            with connection.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, connection)
+                    await self._read(connection)
+                    nursery.cancel_scope.cancel()
+        finally:
+            connection.closed()
+            self._meters.add("kafka_received_bytes", connection.received_bytes)
+            self._meters.add("kafka_sent_bytes", connection.sent_bytes)
+            with trio.CancelScope(shield=True):
+                await wire.close()
+
+    async def _read(self, connection: Connection) -> None:
+        client = connection.client
+        try:
+            await connection.read(self.apis.handle)
+        except OSError:
+            pass  # the client is gone
+        except ProtocolError as error:
+            self._meters.add("kafka_malformed_requests")
+            logger.warning(
+                "a Kafka client's connection was closed", address=client.host, client=client.client_id, reason=str(error)
+            )
+
+    async def _write(self, connection: Connection) -> None:
+        client = connection.client
+        try:
+            await connection.write()
+        except OSError:
+            pass
+        except ProtocolError as error:
+            logger.warning(
+                "a Kafka client's connection was closed", address=client.host, client=client.client_id, reason=str(error)
+            )
+        connection.scope.cancel()

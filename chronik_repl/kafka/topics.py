@@ -1,0 +1,335 @@
+"""Topics: made, grown, removed and described. What changes one is a frame in the log, and is answered below the high watermark.
+
+One log holds all topics, so retention and cleaning are the log's, not a topic's: a config that asks for something else gets
+INVALID_CONFIG rather than silence. What a topic may say is what is true of it anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chronik_repl.errors import ChronikError, DiskFailed
+from chronik_repl.kafka.codec import (
+    ApiKey,
+    CreatePartitionsResponse,
+    CreateTopicsResponse,
+    DeleteTopicsResponse,
+    DescribeConfigsResponse,
+)
+from chronik_repl.kafka.codes import Code, error_code
+from chronik_repl.kafka.context import Api, Context, Door
+from chronik_repl.positions import Position
+from chronik_repl.wal.changes import TopicMade, TopicRemoved
+from chronik_repl.wal.frame import TOPIC_PATTERN
+
+PARTITIONS_A_TOPIC_MAX = 10_000
+PARTITIONS_MAX = 200_000  # of all topics
+TIMEOUT_MS_MAX = 120_000
+TOPIC, BROKER = 2, 4  # kinds of config resources
+DEFAULT_CONFIG, STATIC_BROKER_CONFIG = 5, 4  # where a value comes from
+BOOLEAN, STRING, INT, LONG, LIST = 1, 2, 3, 5, 7  # what it is
+
+
+class Wrong(Exception):
+    """What a request asks cannot be: the code and the words for it."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def make_topic(door: Door, name: str, partitions: int, configs: Mapping[str, str]) -> Position:
+    """A new topic, or more partitions for one that is there. Raises what `append_change` does."""
+    end = door.house.log.append_change(TopicMade(name, partitions, dict(configs))).end
+    door.pending_topics[name] = end
+    return end
+
+
+async def topic_committed(door: Door, name: str, timeout_s: float) -> bool:
+    """Whether the topic's last change is below the high watermark, within the time."""
+    end = door.pending_topics.get(name)
+    if end is None:
+        return True
+    done = await door.committed(end, timeout_s)
+    if done and door.pending_topics.get(name) == end:
+        del door.pending_topics[name]
+    return done
+
+
+def true_configs(door: Door) -> dict[str, tuple[str, int]]:
+    """What holds for every topic here: value and type."""
+    settings = door.settings
+    hours = settings.wal_retention_hours
+    frame_max = door.house.log.settings.frame_bytes_max
+    return {
+        "cleanup.policy": ("delete", LIST),
+        "compression.type": ("producer", STRING),
+        "max.message.bytes": (str(frame_max), INT),
+        "message.timestamp.type": ("CreateTime", STRING),
+        "min.insync.replicas": (str(1 + door.house.status().sync_replicas), INT),
+        "retention.bytes": (str(settings.wal_retention_bytes or -1), LONG),
+        "retention.ms": (str(int(hours * 3_600_000) if hours else -1), LONG),
+        "segment.bytes": (str(settings.wal_segment_bytes), INT),
+        "unclean.leader.election.enable": ("false", BOOLEAN),
+    }
+
+
+def check_topic(door: Door, topic: Any) -> tuple[int, dict[str, str]]:
+    """Partitions and configs of a topic that may be made. Raises Wrong."""
+    name = topic.name
+    check_name(name)
+    known = door.house.log.state.topics.get(name)
+    if known is not None and known.partitions:
+        raise Wrong(Code.TOPIC_ALREADY_EXISTS, f"topic {name} is there already")
+    if topic.assignments:
+        raise Wrong(Code.INVALID_REPLICA_ASSIGNMENT, "every node holds every partition; nothing can be assigned")
+    members = max(1, len(door.house.peers))
+    if topic.replication_factor != -1 and not 1 <= topic.replication_factor <= members:
+        raise Wrong(
+            Code.INVALID_REPLICATION_FACTOR,
+            f"replication factor {topic.replication_factor}; the cluster has {members} nodes, each with all partitions",
+        )
+    partitions = door.settings.default_partitions if topic.num_partitions == -1 else topic.num_partitions
+    check_partitions(door, partitions, partitions)
+    allowed = true_configs(door)
+    configs = {}
+    for config in topic.configs:
+        if config.value is None:
+            continue
+        if config.name not in allowed:
+            raise Wrong(Code.INVALID_CONFIG, f"{config.name}: no such config for a topic here")
+        if config.value != allowed[config.name][0]:
+            raise Wrong(
+                Code.INVALID_CONFIG,
+                f"{config.name}={config.value}: one log holds all topics, and there it is {allowed[config.name][0]}",
+            )
+        configs[config.name] = config.value
+    return partitions, configs
+
+
+def check_name(name: str) -> None:
+    if not TOPIC_PATTERN.match(name) or name in (".", ".."):
+        raise Wrong(Code.INVALID_TOPIC_EXCEPTION, "a topic's name is 1 to 249 of A-Z a-z 0-9 . _ -")
+
+
+def check_partitions(door: Door, wanted: int, more: int) -> None:
+    if not 1 <= wanted <= PARTITIONS_A_TOPIC_MAX:
+        raise Wrong(Code.INVALID_PARTITIONS, f"{wanted} partitions; 1 to {PARTITIONS_A_TOPIC_MAX} are allowed")
+    if sum(len(topic.partitions) for topic in door.house.log.state.topics.values()) + more > PARTITIONS_MAX:
+        raise Wrong(Code.INVALID_PARTITIONS, f"the cluster would have more than {PARTITIONS_MAX} partitions")
+
+
+def _standing(door: Door) -> None:
+    if not door.house.accepting:
+        raise Wrong(Code.NOT_CONTROLLER, "this node does not lead")
+    if not door.house.enough_replicas:
+        raise Wrong(Code.NOT_ENOUGH_REPLICAS, "too few followers are alive to commit this")
+
+
+async def _settle(door: Door, ends: dict[str, Position], timeout_ms: int) -> dict[str, Wrong]:
+    """Wait until all of these are committed; who is not, and why."""
+    timeout_s = min(max(timeout_ms, 0), TIMEOUT_MS_MAX) / 1000
+    if not ends:
+        return {}
+    try:
+        if await door.committed(max(ends.values()), timeout_s):
+            for name, end in ends.items():
+                if door.pending_topics.get(name) == end:
+                    del door.pending_topics[name]
+            return {}
+        wrong = Wrong(Code.REQUEST_TIMED_OUT, "not yet below the high watermark; it may still come")
+    except DiskFailed:
+        raise
+    except ChronikError as error:
+        wrong = Wrong(error_code(error), str(error))
+    return dict.fromkeys(ends, wrong)
+
+
+async def create_topics(context: Context, version: int, request: Any) -> Any:
+    door = context.door
+    wrongs: dict[str, Wrong] = {}
+    ends: dict[str, Position] = {}
+    made: dict[str, int] = {}
+    twice = _twice([topic.name for topic in request.topics])
+    for topic in request.topics:
+        try:
+            _standing(door)
+            if topic.name in twice:
+                raise Wrong(Code.INVALID_REQUEST, "named twice in one request")
+            partitions, configs = check_topic(door, topic)
+            made[topic.name] = partitions
+            if not request.validate_only:
+                ends[topic.name] = make_topic(door, topic.name, partitions, configs)
+        except Wrong as wrong:
+            wrongs[topic.name] = wrong
+        except DiskFailed:
+            raise
+        except ChronikError as error:
+            wrongs[topic.name] = Wrong(error_code(error), str(error))
+    wrongs |= await _settle(door, ends, request.timeout_ms)
+    factor = max(1, len(door.house.peers))
+    answers = []
+    for name in dict.fromkeys(topic.name for topic in request.topics):
+        found = wrongs.get(name)
+        answers.append(
+            CreateTopicsResponse.CreatableTopicResult(
+                name=name,
+                error_code=found.code if found else 0,
+                error_message=str(found) if found else None,
+                topic_config_error_code=0,
+                num_partitions=-1 if found else made[name],
+                replication_factor=-1 if found else factor,
+                configs=[
+                    CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs(
+                        name=key, value=value, read_only=True, config_source=DEFAULT_CONFIG, is_sensitive=False
+                    )
+                    for key, (value, _) in true_configs(door).items()
+                ]
+                if not found
+                else [],
+            )
+        )
+    return CreateTopicsResponse(throttle_time_ms=0, topics=answers)
+
+
+async def delete_topics(context: Context, version: int, request: Any) -> Any:
+    door = context.door
+    names = list(dict.fromkeys(request.topic_names))
+    wrongs: dict[str, Wrong] = {}
+    ends: dict[str, Position] = {}
+    for name in names:
+        try:
+            _standing(door)
+            topic = door.house.log.state.topics.get(name)
+            if topic is None or not topic.partitions:
+                raise Wrong(Code.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
+            ends[name] = door.house.log.append_change(TopicRemoved(name)).end
+        except Wrong as wrong:
+            wrongs[name] = wrong
+        except DiskFailed:
+            raise
+        except ChronikError as error:
+            wrongs[name] = Wrong(error_code(error), str(error))
+    wrongs |= await _settle(door, ends, request.timeout_ms)
+    return DeleteTopicsResponse(
+        throttle_time_ms=0,
+        responses=[
+            DeleteTopicsResponse.DeletableTopicResult(
+                name=name,
+                error_code=wrongs[name].code if name in wrongs else 0,
+                error_message=str(wrongs[name]) if name in wrongs else None,
+            )
+            for name in names
+        ],
+    )
+
+
+async def create_partitions(context: Context, version: int, request: Any) -> Any:
+    door = context.door
+    wrongs: dict[str, Wrong] = {}
+    ends: dict[str, Position] = {}
+    twice = _twice([topic.name for topic in request.topics])
+    for topic in request.topics:
+        try:
+            _standing(door)
+            if topic.name in twice:
+                raise Wrong(Code.INVALID_REQUEST, "named twice in one request")
+            known = door.house.log.state.topics.get(topic.name)
+            if known is None or not known.partitions:
+                raise Wrong(Code.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
+            if topic.count <= len(known.partitions):
+                raise Wrong(Code.INVALID_PARTITIONS, f"it has {len(known.partitions)} partitions; there can only be more")
+            if topic.assignments:
+                raise Wrong(Code.INVALID_REPLICA_ASSIGNMENT, "every node holds every partition")
+            check_partitions(door, topic.count, topic.count - len(known.partitions))
+            if not request.validate_only:
+                ends[topic.name] = make_topic(door, topic.name, topic.count, known.configs)
+        except Wrong as wrong:
+            wrongs[topic.name] = wrong
+        except DiskFailed:
+            raise
+        except ChronikError as error:
+            wrongs[topic.name] = Wrong(error_code(error), str(error))
+    wrongs |= await _settle(door, ends, request.timeout_ms)
+    return CreatePartitionsResponse(
+        throttle_time_ms=0,
+        results=[
+            CreatePartitionsResponse.CreatePartitionsTopicResult(
+                name=name,
+                error_code=wrongs[name].code if name in wrongs else 0,
+                error_message=str(wrongs[name]) if name in wrongs else None,
+            )
+            for name in dict.fromkeys(topic.name for topic in request.topics)
+        ],
+    )
+
+
+def _twice(names: list[str]) -> set[str]:
+    seen: set[str] = set()
+    return {name for name in names if name in seen or seen.add(name)}  # type: ignore[func-returns-value]
+
+
+async def describe_configs(context: Context, version: int, request: Any) -> Any:
+    door = context.door
+    results = []
+    result_of = DescribeConfigsResponse.DescribeConfigsResult
+    for resource in request.resources:
+        code, message, configs = Code.NONE, None, true_configs(door)
+        kind, name = resource.resource_type, resource.resource_name
+        topic = door.house.log.state.topics.get(name)
+        if kind == TOPIC and (topic is None or not topic.partitions):
+            code, message, configs = Code.UNKNOWN_TOPIC_OR_PARTITION, "no such topic", {}
+        elif kind == BROKER:
+            configs = _broker_configs(door)
+        elif kind != TOPIC:
+            code, message, configs = Code.INVALID_REQUEST, f"configs of resource type {kind} are not kept here", {}
+        wanted = resource.configuration_keys
+        results.append(
+            result_of(
+                error_code=code,
+                error_message=message,
+                resource_type=kind,
+                resource_name=name,
+                configs=[
+                    result_of.DescribeConfigsResourceResult(
+                        name=key,
+                        value=value,
+                        read_only=True,
+                        is_default=True,
+                        config_source=STATIC_BROKER_CONFIG if kind == BROKER else DEFAULT_CONFIG,
+                        is_sensitive=False,
+                        synonyms=[],
+                        config_type=config_type,
+                        documentation=None,
+                    )
+                    for key, (value, config_type) in configs.items()
+                    if wanted is None or key in wanted
+                ],
+            )
+        )
+    return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+
+def _broker_configs(door: Door) -> dict[str, tuple[str, int]]:
+    settings, topic = door.settings, true_configs(door)
+    return {
+        "auto.create.topics.enable": (str(settings.auto_create_topics).lower(), BOOLEAN),
+        "broker.id": (str(door.house.node_id), INT),
+        "broker.rack": (settings.rack, STRING),
+        "default.replication.factor": (str(max(1, len(door.house.peers))), INT),
+        "log.retention.bytes": topic["retention.bytes"],
+        "log.retention.ms": topic["retention.ms"],
+        "log.segment.bytes": topic["segment.bytes"],
+        "message.max.bytes": topic["max.message.bytes"],
+        "min.insync.replicas": topic["min.insync.replicas"],
+        "num.partitions": (str(settings.default_partitions), INT),
+    }
+
+
+APIS = (
+    Api(ApiKey.CreateTopics, 2, 6, create_topics),
+    Api(ApiKey.DeleteTopics, 1, 5, delete_topics),
+    Api(ApiKey.CreatePartitions, 0, 3, create_partitions),
+    Api(ApiKey.DescribeConfigs, 1, 4, describe_configs),
+)
