@@ -123,10 +123,10 @@ def decode(
     view: memoryview,
     at: int,
     position: int,
-    previous: int,
+    previous: int | None,
     frame_bytes_max: int = FRAME_BYTES_MAX_DEFAULT,
 ) -> Frame | None:
-    """The frame at `at` in `view`, expected at `position` after a frame with checksum `previous`.
+    """The frame at `at` in `view`, expected at `position` after a frame with checksum `previous` (None: any).
 
     None when `view` ends before the frame does. Raises BadFrame for anything that is not that frame.
     """
@@ -150,7 +150,7 @@ def decode(
         raise BadFrame(f"checksum of the frame at position {position} does not match")
     if stands_at != position:
         raise BadFrame(f"the frame of position {stands_at} stands at {position}")
-    if chain != previous:
+    if chain != previous and previous is not None:
         raise BadFrame(f"the frame at {position} follows another frame than the one before it")
     if kind > KIND_MAX:
         raise BadFrame(f"frame kind {kind} at {position}; a newer version wrote it")

@@ -1,7 +1,7 @@
 """A segment file's own bytes: its name, its header and the two durable marks. This file owns their layout.
 
     wal/<20-digit start position>.wal
-    0      the header block, 4 KiB: magic, format, start position, chain value there, cluster id, CRC32C
+    0      the header block, 4 KiB: magic, format, start position, chain value there, cluster id, log start, CRC32C
     4096   mark slot 0 ┐ written in turn, a group's mark under the group's own fdatasync;
     8192   mark slot 1 ┘ the highest valid sequence wins
     12288  frames, from the start position on; after the last one zeros, or the end of the file
@@ -25,7 +25,7 @@ BLOCK = 4096
 FRAMES_AT = 3 * BLOCK
 MAGIC = b"CHRONIK\x00"
 FORMAT = 1
-HEADER = struct.Struct(">8sIQI64s")  # magic, format, start, chain, cluster id (UTF-8, padded with zeros)
+HEADER = struct.Struct(">8sIQI64sQ")  # magic, format, start, chain, cluster id (UTF-8, padded with zeros), log start
 MARK_MAGIC = 0x4D4B  # "MK"
 MARK = struct.Struct(">HQQQ")  # magic, sequence, durable end, high watermark
 CRC = struct.Struct(">I")
@@ -37,6 +37,7 @@ class Header(NamedTuple):
     start: Position
     chain: Checksum  # the checksum of the frame before the first one
     cluster_id: str
+    log_start: Position = Position(0)  # where this node's log began when the file was made: what must still be there
 
 
 class Mark(NamedTuple):
@@ -53,7 +54,7 @@ def segment_name(start: Position) -> str:
 
 def encode_header(header: Header) -> bytes:
     """The whole block."""
-    raw = HEADER.pack(MAGIC, FORMAT, header.start, header.chain, header.cluster_id.encode())
+    raw = HEADER.pack(MAGIC, FORMAT, header.start, header.chain, header.cluster_id.encode(), header.log_start)
     return (raw + CRC.pack(crc32c(raw))).ljust(BLOCK, b"\0")
 
 
@@ -61,7 +62,7 @@ def decode_header(block: bytes, file: str) -> Header:
     """Raises CorruptLog or FormatTooNew, naming the file."""
     if len(block) < HEADER.size + CRC.size:
         raise CorruptLog(f"{file}: too short for a segment header", file=file)
-    magic, form, start, chain, cluster = HEADER.unpack_from(block)
+    magic, form, start, chain, cluster, log_start = HEADER.unpack_from(block)
     if magic != MAGIC:
         raise CorruptLog(f"{file}: not a segment of this program (magic {magic!r})", file=file)
     if CRC.unpack_from(block, HEADER.size)[0] != crc32c(block[: HEADER.size]):
@@ -72,7 +73,7 @@ def decode_header(block: bytes, file: str) -> Header:
         cluster_id = cluster.rstrip(b"\0").decode()
     except UnicodeDecodeError:
         raise CorruptLog(f"{file}: the cluster id is not text", file=file) from None
-    return Header(start, chain, cluster_id)
+    return Header(start, chain, cluster_id, log_start)
 
 
 def encode_mark(mark: Mark) -> bytes:
