@@ -30,8 +30,9 @@ class ScramFailed(Exception):
 class Exchange:
     """One login. `name` is proven once `final` has returned."""
 
-    def __init__(self, users: Users) -> None:
+    def __init__(self, users: Users, nonce: str = "") -> None:
         self._users = users
+        self._ours = nonce or base64.b64encode(secrets.token_bytes(NONCE_BYTES)).decode()
         self.name = ""
         self.proven = False
         self._gs2 = ""
@@ -50,7 +51,7 @@ class Exchange:
         if found["as"] and _unescape(found["as"]) != self.name:
             raise ScramFailed("login on behalf of someone else")
         self._gs2 = found["gs2"]
-        self._nonce = found["nonce"] + base64.b64encode(secrets.token_bytes(NONCE_BYTES)).decode()
+        self._nonce = found["nonce"] + self._ours
         verifier, _ = self._users.verifier(self.name)
         answer = f"r={self._nonce},s={base64.b64encode(verifier.salt).decode()},i={verifier.iterations}"
         self._said = f"{_text(message)[len(self._gs2) :]},{answer}"
