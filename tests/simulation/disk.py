@@ -148,6 +148,13 @@ class SimDisk:
         await self._call(size)
         return bytes(self.medium.inodes[file.inode].seen[at : at + size])
 
+    async def map(self, name: str) -> memoryview:
+        await self._call()
+        inode = self.medium.find(name)
+        if inode is None:
+            raise FileNotFoundError(name)
+        return memoryview(bytes(self.medium.inodes[inode].seen))
+
     async def size(self, file: File) -> int:
         assert isinstance(file, SimFile)
         await self._call()
