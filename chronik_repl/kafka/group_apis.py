@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from chronik_repl.addresses import split_address
 from chronik_repl.kafka.codec import (
     DeleteGroupsResponse,
     DescribeGroupsResponse,
@@ -22,6 +21,7 @@ from chronik_repl.kafka.codec import (
 from chronik_repl.kafka.codes import Code
 from chronik_repl.kafka.context import Api, Context
 from chronik_repl.kafka.group_messages import Join, Phase
+from chronik_repl.kafka.metadata import brokers, leader_id
 
 GROUP, TRANSACTION = 0, 1  # what a coordinator is asked for
 ID_FIRST_SINCE = 4  # JoinGroup versions
@@ -35,16 +35,15 @@ CLIENT_ID_MAX = 64  # of it in a member id
 async def find_coordinator(context: Context, version: int, request: Any) -> Any:
     """The leader coordinates every group. Transactions have no coordinator, and never will have one."""
     code, node_id, host, port, message = Code.NONE, -1, "", -1, None
-    leader = context.house.leader
+    leader = leader_id(context.door)
     if request.key_type == TRANSACTION:
         code, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this server has no transactions"
     elif request.key_type != GROUP:
         code, message = Code.INVALID_REQUEST, f"there is no coordinator of type {request.key_type}"
-    elif leader is None or not leader.kafka_address:
+    elif leader < 0:
         code, message = Code.COORDINATOR_NOT_AVAILABLE, "no leader is known here"
     else:
-        node_id = leader.node_id
-        host, port = split_address(leader.kafka_address)
+        node_id, host, port, _ = next(broker for broker in brokers(context.door) if broker[0] == leader)
     if version < BATCHED_SINCE:
         return FindCoordinatorResponse(error_code=code, error_message=message, node_id=node_id, host=host, port=port)
     return FindCoordinatorResponse(
