@@ -1,8 +1,8 @@
 """Produce requests that were appended and wait: for the disk (acks 0 and 1), or for the high watermark (acks=all).
 
-One task a watermark serves all connections. Appends are in order, so those who wait stand in order too, and an advance
-answers a run from the front: a group of a hundred requests costs one wake-up, not a hundred. Answers are encoded when the
-batch is appended, while the disk works; a failure encodes anew.
+One task a watermark serves all connections. Appends are in order, so those who wait stand in order too, and an
+advance answers a run from the front: a group of a hundred requests costs one wake-up, not a hundred. Answers are made
+when the batch is appended, while the disk works; a failure encodes anew.
 
 What it promises: an answer without error is sent only once the watermark has passed the request's end. A request whose
 leadership is over, or whose time is up, gets its error: never a false ack.
@@ -24,7 +24,7 @@ from chronik_repl.standing import House
 from chronik_repl.wal.watermark import Watermark
 
 if TYPE_CHECKING:
-    from chronik_repl.kafka.connection import Answer
+    from chronik_repl.kafka.connection import Answer, Connection
 
 Topics = Sequence[tuple[str, Sequence[Produced]]]
 FOREVER = float("inf")
@@ -58,7 +58,7 @@ class Waiting:
     def refused(self, code: int, leader: Leader | None = None) -> bytes:
         """The answer with every success in it turned into `code`."""
         topics = [
-            (topic, [done if done.code else Produced(done.index, code) for done in partitions])
+            (topic, [done if done.code else Produced(done.partition, code) for done in partitions])
             for topic, partitions in self.topics
         ]
         return encode_produced(self.version, self.correlation_id, topics, leader)
@@ -119,7 +119,7 @@ class Acks:
 
     def _answer(self, value: Position) -> None:
         queue = self._waiting
-        touched = {}
+        touched: dict[Connection, None] = {}
         while queue and queue[0].end <= value:
             waiting = queue.popleft()
             answer = waiting.answer
@@ -139,7 +139,7 @@ class Acks:
             return
         gone = set(map(id, refused))
         self._waiting = deque(waiting for waiting in self._waiting if id(waiting) not in gone)
-        touched = {}
+        touched: dict[Connection, None] = {}
         for waiting in refused:
             waiting.answer.give(waiting.refused(code))
             touched[waiting.answer.connection] = None

@@ -136,6 +136,6 @@ class Apis:
 
 def _name(key: int) -> str:
     try:
-        return ApiKey(key).name
+        return str(ApiKey(key).name)
     except ValueError:
         return str(key)

@@ -86,6 +86,4 @@ def check(records: memoryview | None, bytes_max: int) -> BatchHead:
         raise BadBatch(Code.UNSUPPORTED_COMPRESSION_TYPE, f"compression {attributes & COMPRESSION} is not known")
     if count < 1 or last_delta != count - 1:
         raise BadBatch(Code.INVALID_RECORD, f"{count} records with last offset delta {last_delta}")
-    return BatchHead(
-        attributes, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, count
-    )
+    return BatchHead(attributes, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, count)

@@ -7,8 +7,8 @@ with its length before it. Fields have Kafka's names in snake case; nested struc
 What comes in is untrusted. The library's decoder is lenient where a server must not be, so this module adds: the end of
 what was decoded is the end of the request (it takes short strings for whole ones), no field is None that Kafka says is
 always there, a variable-length number has at most five bytes (the library would collect an endless one, in quadratic
-time), and unknown tagged fields are skipped in place (it would copy the rest of the request for each). Whatever is wrong
-becomes ProtocolError.
+time), and unknown tagged fields are skipped in place (it would copy the rest of the request for each). Whatever is
+wrong becomes ProtocolError.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """One client's connection: requests in, in order; answers out, in the same order.
 
-The reading task takes whole requests out of its buffer and hands each to dispatch. What comes back is an `Answer`: ready, or
-(Produce) to be ready when a watermark has passed. Answers stand in a queue; whoever makes the first one ready also sends it,
-and all ready ones behind it, in one call that does not wait. Only what the socket does not take at once is left to the
-writing task. So a produce that waits for followers holds up no later produce, and no task is woken for an answer that fits.
+The reading task takes whole requests out of its buffer and hands each to dispatch. What comes back is an `Answer`:
+ready, or (Produce) to be ready when a watermark has passed. Answers stand in a queue; whoever makes the first one ready
+also sends it, and all ready ones behind it, in one call that does not wait. Only what the socket does not take at once
+is left to the writing task. So a produce that waits for followers holds up no later produce, and no task is woken for
+an answer that fits.
 
 What is bounded: a request's size, checked when its first bytes are here, before any room is made for it; the time from
 its first byte to its last (a byte a second does not help); the bytes of large requests of all connections together;

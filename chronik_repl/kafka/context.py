@@ -73,7 +73,7 @@ class Door:
         self.pending_topics: dict[str, Position] = {}  # made or grown, not yet below the high watermark
 
     async def committed(self, end: Position, timeout_s: float) -> bool:
-        """Wait until `end` is below the high watermark; False when that took too long. Raises NotLeader when deposed."""
+        """Wait until `end` is below the high watermark; False when that took too long. Raises NotLeader if deposed."""
         if self.house.log.committed.value >= end:
             return True
         with trio.move_on_after(timeout_s):

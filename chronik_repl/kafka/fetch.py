@@ -1,15 +1,15 @@
 """Fetch: whole batches below the high watermark, as they stand in the log, from any node.
 
-A fetch that finds too little waits: for the high watermark to pass one of its offsets, or for its time to be up. One task
-watches the watermark for all who wait. Batches go from the log's files to the socket as they are; what one answer holds is
-bounded, and so is what all answers that are not yet sent hold together: a slow consumer waits for its own sake alone.
+A fetch that finds too little waits: for the high watermark to pass one of its offsets, or for its time to be up. One
+task watches the watermark for all who wait. Batches go from the log's files to the socket as they are; what one answer
+holds is bounded, and so is what all answers that are not yet sent hold together: a slow consumer waits alone.
 
 Who answers what, by offset:
 
     below the log start        leader: OFFSET_OUT_OF_RANGE (a reset works)   follower: "ask the leader"
     to the high watermark      the batches
     to the log's end           nothing, without error: it will become visible here
-    beyond                     leader: OFFSET_OUT_OF_RANGE                   follower: OFFSET_NOT_AVAILABLE, it is behind
+    beyond                     leader: OFFSET_OUT_OF_RANGE                   follower: OFFSET_NOT_AVAILABLE, behind
 
 There are no fetch sessions: session id 0 makes clients send whole requests.
 """
@@ -191,7 +191,7 @@ class Fetching:
         watched = []
         for name, results in topics:
             for done in results:
-                partition = self._log.state.find(name, done.index)
+                partition = self._log.state.find(name, done.partition)
                 if partition is not None:
                     if partition.committed_offset > done.high_watermark:
                         return

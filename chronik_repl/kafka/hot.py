@@ -33,7 +33,7 @@ _IH = struct.Struct(">ih")
 
 
 class ProducePartition(NamedTuple):
-    index: int
+    partition: int
     records: memoryview | None
 
 
@@ -134,7 +134,7 @@ def _decode_produce_flexible(view: memoryview, at: int) -> Produce:
 class Produced(NamedTuple):
     """The answer for one partition."""
 
-    index: int
+    partition: int
     code: int
     base_offset: int = -1
     timestamp_ms: int = -1  # log append time; -1: the producer's own stand
@@ -220,7 +220,7 @@ def _endpoints(leader: Leader) -> bytes:
 
 
 class FetchPartition(NamedTuple):
-    index: int
+    partition: int
     leader_epoch: int  # -1: the client does not know
     offset: int
     bytes_max: int
@@ -306,7 +306,7 @@ def _decode_fetch(view: memoryview, at: int, version: int) -> Fetch:
 class FetchedPartition(NamedTuple):
     """The answer for one partition. `records` are whole batches, sent as they are."""
 
-    index: int
+    partition: int
     code: int
     high_watermark: int = -1
     log_start_offset: int = -1

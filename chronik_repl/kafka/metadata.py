@@ -1,7 +1,7 @@
 """Metadata, DescribeCluster, ApiVersions: who is here, who leads, what is spoken.
 
-Every node holds every partition, so the answer is one cluster with one leader for all of them: replicas are the members,
-those in sync the ones alive. Leader epochs are the log's epochs.
+Every node holds every partition, so the answer is one cluster with one leader for all of them: replicas are the
+members, those in sync the ones alive. Leader epochs are the log's epochs.
 
 A topic that is asked for and not there is made on first use, on the leader, and named once it stands below the high
 watermark. A follower cannot make it: it says that the leader is not available, which every client asks again about.

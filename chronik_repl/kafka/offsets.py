@@ -1,4 +1,4 @@
-"""ListOffsets and OffsetForLeaderEpoch: where a partition begins, ends, was at a time, and where an epoch ended in it."""
+"""ListOffsets and OffsetForLeaderEpoch: where a partition begins, ends, was at a time; where an epoch ended in it."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ async def offset_for_leader_epoch(context: Context, version: int, request: Any) 
                     error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=end
                 )
             )
-        topics.append(
-            OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=partitions)
-        )
+        topics.append(OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=partitions))
     return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
 

@@ -65,7 +65,7 @@ class Producing:
                     if place > end:
                         end = place
                 else:
-                    done = Produced(partition.index, refused)
+                    done = Produced(partition.partition, refused)
                 if done.code:
                     failed = True
                     self._meters.add("kafka_errors", 1, "Produce", Code(done.code).name)
@@ -141,7 +141,7 @@ def _first_error(topics: list[tuple[str, list[Produced]]]) -> str:
     for topic, partitions in topics:
         for done in partitions:
             if done.code:
-                return f"{topic}/{done.index}: {Code(done.code).name} {done.message or ''}".rstrip()
+                return f"{topic}/{done.partition}: {Code(done.code).name} {done.message or ''}".rstrip()
     return "nothing"
 
 

@@ -1,7 +1,7 @@
 """The Kafka door of a node: listens, lets clients in within the quotas, and gives each a connection of its own.
 
-A client's death, malformed requests and broken promises end its connection with one line in the log; nothing that a client
-sends ends the server. What does is a failed disk, and a bug.
+A client's death, malformed requests and broken promises end its connection with one line in the log; nothing that a
+client sends ends the server. What does is a failed disk, and a bug.
 """
 
 from __future__ import annotations
@@ -163,9 +163,7 @@ class Server:
 
     async def _converse(self, wire: Wire, client: Client) -> None:
         client.authenticated = self._door.logins is None
-        connection = Connection(
-            wire, client, self._door.limits, self._receiving, self._sending, self._buffers
-        )
+        connection = Connection(wire, client, self._door.limits, self._receiving, self._sending, self._buffers)
         try:
             with connection.scope:
                 async with trio.open_nursery() as nursery:
@@ -188,7 +186,10 @@ class Server:
         except ProtocolError as error:
             self._meters.add("kafka_malformed_requests")
             logger.warning(
-                "a Kafka client's connection was closed", address=client.host, client=client.client_id, reason=str(error)
+                "a Kafka client's connection was closed",
+                address=client.host,
+                client=client.client_id,
+                reason=str(error),
             )
 
     async def _write(self, connection: Connection) -> None:
@@ -199,6 +200,9 @@ class Server:
             pass
         except ProtocolError as error:
             logger.warning(
-                "a Kafka client's connection was closed", address=client.host, client=client.client_id, reason=str(error)
+                "a Kafka client's connection was closed",
+                address=client.host,
+                client=client.client_id,
+                reason=str(error),
             )
         connection.scope.cancel()

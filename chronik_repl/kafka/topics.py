@@ -1,7 +1,7 @@
-"""Topics: made, grown, removed and described. What changes one is a frame in the log, and is answered below the high watermark.
+"""Topics: made, grown, removed, described. A change is a frame in the log, answered once below the high watermark.
 
-One log holds all topics, so retention and cleaning are the log's, not a topic's: a config that asks for something else gets
-INVALID_CONFIG rather than silence. What a topic may say is what is true of it anyway.
+One log holds all topics, so retention and cleaning are the log's, not a topic's: a config that asks for something else
+gets INVALID_CONFIG rather than silence. What a topic may say is what is true of it anyway.
 """
 
 from __future__ import annotations
@@ -239,7 +239,9 @@ async def create_partitions(context: Context, version: int, request: Any) -> Any
             if known is None or not known.partitions:
                 raise Wrong(Code.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
             if topic.count <= len(known.partitions):
-                raise Wrong(Code.INVALID_PARTITIONS, f"it has {len(known.partitions)} partitions; there can only be more")
+                raise Wrong(
+                    Code.INVALID_PARTITIONS, f"it has {len(known.partitions)} partitions; there can only be more"
+                )
             if topic.assignments:
                 raise Wrong(Code.INVALID_REPLICA_ASSIGNMENT, "every node holds every partition")
             check_partitions(door, topic.count, topic.count - len(known.partitions))

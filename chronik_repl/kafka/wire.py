@@ -1,9 +1,9 @@
 """Bytes to and from one client: a plain socket, or TLS over it.
 
 Both offer the same four moves. Two never wait (`receive_now`, `send_now`) and are what most requests take: data that is
-there is read, an answer that fits into the socket's buffer is gone, and no other task runs in between. Two wait. A plain
-socket is driven by its own system calls and trio's readiness waits, because trio's streams reschedule the task on every
-call, which costs more than the call. TLS goes through trio's own stream; its `_now` moves do nothing and say so.
+there is read, an answer that fits into the socket's buffer is gone, and no other task runs in between. Two wait. A
+plain socket is driven by its own system calls and trio's readiness waits, because trio's streams reschedule the task on
+every call, which costs more than the call. TLS goes through trio's own stream; its `_now` moves do nothing and say so.
 
 A peer that is gone raises OSError from any of them. What an interrupted send left behind nobody knows: close.
 """
