@@ -1,0 +1,198 @@
+"""Where a copy's files are. Local paths are read by Python itself, in the tasks; any other file system through Spark's.
+
+A local path is a plain one or `file://…`. Everything else (hdfs://, s3a://, abfss://, viewfs://, …) is listed by the
+driver's Hadoop client and reaches the tasks through `SparkContext.binaryFiles`, so that what Spark can read, this can
+read, with Spark's own credentials and settings. A file may be gone when it is opened: retention removes segments while
+we read, and that is the caller's to judge, so it is an answer here (`None`) and not an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote, urlparse
+
+from chronik_repl.errors import ChronikError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+class StorageError(ChronikError):
+    """A copy cannot be listed or read: names the path and the reason."""
+
+
+class Entry(NamedTuple):
+    name: str
+    path: str
+    size: int
+    modified_ns: int
+
+
+class Bytes(Protocol):
+    """An open file."""
+
+    size: int
+
+    def read(self, at: int, size: int) -> bytes:
+        """Fewer bytes only at the end of the file."""
+
+    def readinto(self, view: memoryview, at: int) -> int: ...
+
+    def close(self) -> None: ...
+
+
+def is_local(path: str) -> bool:
+    return path.startswith("file:/") or not _SCHEME.match(path)
+
+
+def local_path(path: str) -> str:
+    return unquote(urlparse(path).path) if path.startswith("file:/") else path
+
+
+class LocalFile:
+    """Read with pread and never mapped: a node may truncate a file that we look at, and a map would kill the process."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._fd).st_size
+
+    def read(self, at: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, at)
+        while data and len(data) < size:
+            more = os.pread(self._fd, size - len(data), at + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def readinto(self, view: memoryview, at: int) -> int:
+        done = 0
+        while done < len(view):
+            got = os.preadv(self._fd, [view[done:]], at + done)
+            if got == 0:
+                break
+            done += got
+        return done
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Content:
+    """A file that Spark has read for us."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.size = len(data)
+
+    def read(self, at: int, size: int) -> bytes:
+        return bytes(self._data[at : at + size])
+
+    def readinto(self, view: memoryview, at: int) -> int:
+        piece = self._data[at : at + len(view)]
+        view[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        self._data.release()
+
+
+def open_local(path: str) -> LocalFile | None:
+    """None if it is not there (any more)."""
+    try:
+        return LocalFile(path)
+    except FileNotFoundError:
+        return None
+
+
+class Local:
+    """The machine's own files."""
+
+    def list(self, folder: str) -> list[Entry] | None:
+        """None for a folder that is not there."""
+        entries = []
+        try:
+            with os.scandir(local_path(folder)) as found:
+                for entry in found:
+                    try:
+                        stat = entry.stat()
+                    except FileNotFoundError:
+                        continue
+                    entries.append(Entry(entry.name, entry.path, stat.st_size, stat.st_mtime_ns))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageError(f"{folder}: {error.strerror}. Run the check as a user who may read it") from error
+        return entries
+
+    def read(self, path: str, at: int, size: int) -> bytes | None:
+        try:
+            file = open_local(path)
+        except OSError as error:
+            raise StorageError(f"{path}: {error.strerror}. Run the check as a user who may read it") from error
+        if file is None:
+            return None
+        try:
+            return file.read(at, size)
+        finally:
+            file.close()
+
+
+class Hadoop:
+    """Whatever Spark's own file systems reach, from the driver."""
+
+    def __init__(self, spark_context: Any) -> None:
+        self._jvm = spark_context._jvm
+        self._conf = spark_context._jsc.hadoopConfiguration()
+
+    def _open(self, path: str) -> tuple[Any, Any]:
+        where = self._jvm.org.apache.hadoop.fs.Path(path)
+        return where.getFileSystem(self._conf), where
+
+    def list(self, folder: str) -> list[Entry] | None:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            system, where = self._open(folder)
+            if not system.exists(where):
+                return None
+            return [
+                Entry(s.getPath().getName(), s.getPath().toString(), s.getLen(), s.getModificationTime() * 1_000_000)
+                for s in system.listStatus(where)
+            ]
+        except Py4JJavaError as error:
+            raise StorageError(f"{folder}: {error.java_exception.toString()}") from error
+
+    def read(self, path: str, at: int, size: int) -> bytes | None:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            system, where = self._open(path)
+            stream = system.open(where)
+            try:
+                stream.seek(at)
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(
+                    self._jvm.org.apache.commons.io.input.BoundedInputStream(stream, size)
+                ))  # fmt: skip
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            if "FileNotFound" in error.java_exception.getClass().getName():
+                return None
+            raise StorageError(f"{path}: {error.java_exception.toString()}") from error
+
+
+Storage = Local | Hadoop
+
+
+def segments_folder(storage: Storage, path: str, folder: str) -> list[Entry] | None:
+    """The listing of a data directory's log: of its `folder`, or of itself if the files stand in it directly."""
+    inner = storage.list(os.path.join(path, folder) if is_local(path) else f"{path.rstrip('/')}/{folder}")
+    return inner if inner is not None else storage.list(path)
+
+
+def absolute(path: str) -> str:
+    """Tasks run elsewhere than the driver: a relative path would mean something else there."""
+    return str(Path(local_path(path)).absolute()) if is_local(path) else path
