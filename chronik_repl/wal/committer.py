@@ -207,7 +207,8 @@ class Committer:
         file = await self._disk.open(aside, create=aside == NEXT)
         header = encode_header(Header(segment.start, segment.chain, self.cluster_id, self._store.list[0].start))
         marks = (self._next_mark(segment.start), self._next_mark(segment.start))
-        await self._disk.commit(file, (Write(0, (header,)), *marks))
+        # The last byte before the frames too: a file that was not filled ahead must not be too short to be a segment.
+        await self._disk.commit(file, (Write(0, (header,)), *marks, Write(FRAMES_AT - 1, (b"\0",))))
         await self._disk.rename(aside, segment.name)
         await self._disk.sync_dir(FOLDER)
         self._spare_wanted.set()

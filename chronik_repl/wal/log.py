@@ -662,9 +662,9 @@ class Log:
         gone = [s for s in self._store.list if s.end <= start and s.sealed]
         for segment in gone:
             await self._store.forget(segment)
+            await self._disk.sync_dir(FOLDER)  # each in turn: a power cut must not leave a gap behind
             self.stats.segments_removed += 1
         if gone:
-            await self._disk.sync_dir(FOLDER)
             await self._raise_starts()
 
     async def _raise_starts(self) -> None:
