@@ -1,4 +1,4 @@
-"""`chronik wal verify` and `chronik wal dump`: what an operator asks of one log. Both only read, also beside its node."""
+"""`chronik wal verify` and `chronik wal dump`: what an operator asks of one log. They only read."""
 
 from __future__ import annotations
 
