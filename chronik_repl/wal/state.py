@@ -87,9 +87,9 @@ class State:
         except ProtocolError as error:
             raise BadFrame(f"at {frame.position}: {error}") from error
         self.check(change, frame.kind)
-        self.fold(change, frame.position, Position(frame.position + frame.size), frame.epoch, frame.previous)
         if frame.timestamp_ms > self.timestamp_ms:
             self.timestamp_ms = frame.timestamp_ms
+        self.fold(change, frame.position, Position(frame.position + frame.size), frame.epoch, frame.previous)
         return change
 
     def _apply_batch(self, frame: Frame) -> PartitionState:
