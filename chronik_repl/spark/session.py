@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,8 @@ def require_spark() -> None:
 def open_session(master: str | None, app: str = "chronik parity") -> Any:
     """The running session (spark-submit's), else a new one on `master`, else on all cores of this machine."""
     require_spark()
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1") if _is_local(master) else None
+    if _is_local(master) and not _submitted():
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app).config("spark.sql.python.filterPushdown.enabled", "true")
@@ -97,7 +100,27 @@ def open_session(master: str | None, app: str = "chronik parity") -> Any:
             .config("spark.log.level", "ERROR")
             .config("spark.ui.showConsoleProgress", "false")
         )
+        with _quiet():
+            return builder.getOrCreate()
     return builder.getOrCreate()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The JVM inherits our stderr and greets there: give it a file instead, and show that only if it does not start."""
+    sys.stderr.flush()
+    own = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(own, said.read()[-4000:])
+            raise
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
 
 
 def _is_local(master: str | None) -> bool:
