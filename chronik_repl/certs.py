@@ -3,8 +3,8 @@
     ca.pem, ca.key            the cluster's authority; the key stays with the operator, off the nodes
     node-<id>.pem, .key       what CHRONIK_REPLICATION_TLS_CERT and _KEY name; _CA is ca.pem
 
-Keys are Ed25519, written with mode 0600, never over a file that is there. A second run with the same directory uses the CA
-that it finds, so that nodes can be added later.
+Keys are Ed25519, written with mode 0600, never over a file that is there. A second run with the same directory uses
+the CA that it finds, so that nodes can be added later.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def _load_ca(file: Path, key_file: Path) -> tuple[x509.Certificate, CertificateI
     except (OSError, ValueError, TypeError) as error:
         raise Refused(f"cannot use the CA in {file.parent}: {error}") from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise Refused(f"{key_file} is not a key that this command made; sign the nodes' certificates with your own tools")
+        raise Refused(
+            f"{key_file} is not a key that this command made; sign the nodes' certificates with your own tools"
+        )
     return certificate, key
 
 
@@ -94,7 +96,8 @@ def _certificate(
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
         builder = builder.add_extension(
-            x509.SubjectAlternativeName([_host(host) for host in hosts or ("localhost", "127.0.0.1", "::1")]), critical=False
+            x509.SubjectAlternativeName([_host(host) for host in hosts or ("localhost", "127.0.0.1", "::1")]),
+            critical=False,
         )
     issuer_key = signer.public_key()
     assert isinstance(issuer_key, ed25519.Ed25519PublicKey)

@@ -1,7 +1,7 @@
 """How an operator speaks to a running node: `control.sock` in its data directory, mode 0600.
 
-One JSON object a line each way: {"command": "promote", "accept_loss": false} → {"ok": true, …} or {"ok": false, "error": "…"}.
-Whoever may open the socket owns the data directory anyway; HTTP, which others can reach, is read-only.
+One JSON object a line each way: {"command": "promote", "accept_loss": false} → {"ok": true, …} or {"ok": false,
+"error": "…"}. Whoever may open the socket owns the data directory anyway; HTTP, which others can reach, is read-only.
 
 Commands: status · promote (accept_loss) · members (list) · members-add (address) · members-remove (node_id).
 A long command (a promotion drains the old leader first) writes {"progress": "…"} lines before its answer.
@@ -32,7 +32,9 @@ Handler = Callable[[dict[str, Any], Say], Awaitable[dict[str, Any]]]
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-async def serve(data_dir: Path, handler: Handler, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def serve(
+    data_dir: Path, handler: Handler, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     """Until cancelled. The lock on the directory is held by then, so an old socket there is a dead one's."""
     listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     directory = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
@@ -100,7 +102,9 @@ async def _answer(stream: trio.SocketStream, handler: Handler, request: dict[str
         send.close()
 
 
-def call(data_dir: Path, command: dict[str, Any], *, timeout_s: float = 120.0, say: Say | None = None) -> dict[str, Any]:
+def call(
+    data_dir: Path, command: dict[str, Any], *, timeout_s: float = 120.0, say: Say | None = None
+) -> dict[str, Any]:
     """Ask the node that runs in this directory. Raises Refused with what the node, or its absence, says."""
     try:
         with _connected(data_dir) as connection:

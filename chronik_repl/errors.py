@@ -11,6 +11,7 @@
     ├── DiskFull             refuse this append; reads go on
     ├── OutOfRange           the position or offset is not (or no longer) in the log
     ├── NotLeader            ask the leader; names it if it is known
+    ├── CannotLead           stop; another node leads or should: says which, and how to rejoin
     └── Refused              an operator's command cannot be done now: says what is missing
 
 Each message says what happened, where, and what to do next.
@@ -75,6 +76,10 @@ class NotLeader(ChronikError):
     def __init__(self, message: str, leader: NodeId | None = None) -> None:
         super().__init__(message)
         self.leader = leader
+
+
+class CannotLead(ChronikError):
+    """This process was started to lead and must not: another node does, or holds the log that this one lacks."""
 
 
 class Refused(ChronikError):

@@ -1,13 +1,13 @@
 """Who this directory is, and what it has promised: the file `node`.
 
     {"format": 1, "directory_id": …, "node_id": …, "cluster_id": …, "promised_epoch": …, "promised_to": …,
-     "promised_others": …}
+     "promised_directory": …, "promised_others": …}
     crc32c of the line above, as eight hex digits
 
-A directory gets a random id on the day it is made and keeps it: that id, not the node's number, is what votes. A promise
-(an epoch, and the node that asked for it) is durable here before anyone hears of it, and never goes back. Beside it
-stands the highest epoch ever promised to *another* node: an async leader that once promised its loyalty elsewhere
-must not start alone afterwards.
+A directory gets a random id on the day it is made and keeps it: that id, not the node's number, is what votes. A
+promise (an epoch, and the node that asked for it) is durable here before anyone hears of it, and never goes back.
+Beside it stands the highest epoch ever promised to *another* node: an async leader that once promised its loyalty
+elsewhere must not start alone afterwards.
 
 A lost or damaged file is not made anew over a log that is there: the promise in it would be given twice.
 """
@@ -17,24 +17,27 @@ from __future__ import annotations
 import random
 
 import msgspec
+import trio
 from crc32c import crc32c
 
 from chronik_repl.errors import ConfigError, CorruptLog, ForeignLog, FormatTooNew
 from chronik_repl.positions import NO_EPOCH, NOBODY, Epoch, NodeId
+from chronik_repl.replication.epochs import Identity, Promise, promised_to_others
 from chronik_repl.wal.disk import Disk
 
 FILE = "node"
 FORMAT = 1
 
 
-class Identity(msgspec.Struct, frozen=True):
-    """What the file says. `node_id` 0 (a fresh copy by `chronik backup`) takes the configured one at its first start."""
+class NodeFile(msgspec.Struct, frozen=True):
+    """What the file says. `node_id` 0 (a fresh copy): the configured one at its first start."""
 
     directory_id: str
     node_id: NodeId = NOBODY
     cluster_id: str = ""
     promised_epoch: Epoch = NO_EPOCH
     promised_to: NodeId = NOBODY
+    promised_directory: str = ""
     promised_others: Epoch = NO_EPOCH
     format: int = FORMAT
 
@@ -43,12 +46,12 @@ def new_directory_id(rng: random.Random) -> str:
     return f"{rng.getrandbits(128):032x}"
 
 
-def encode(identity: Identity) -> bytes:
-    line = msgspec.json.encode(identity)
+def encode(content: NodeFile) -> bytes:
+    line = msgspec.json.encode(content)
     return b"%s\n%08x\n" % (line, crc32c(line))
 
 
-def decode(data: bytes) -> Identity:
+def decode(data: bytes) -> NodeFile:
     """Raises CorruptLog or FormatTooNew."""
     line, _, crc = data.partition(b"\n")
     if crc != b"%08x\n" % crc32c(line):
@@ -58,15 +61,15 @@ def decode(data: bytes) -> Identity:
             file=FILE,
         )
     try:
-        identity = msgspec.json.decode(line, type=Identity)
+        content = msgspec.json.decode(line, type=NodeFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptLog(f"the file `node` is unreadable: {error}", file=FILE) from error
-    if identity.format > FORMAT:
-        raise FormatTooNew(f"`node` has format {identity.format}; this version reads {FORMAT}. Upgrade chronik-repl")
-    return identity
+    if content.format > FORMAT:
+        raise FormatTooNew(f"`node` has format {content.format}; this version reads {FORMAT}. Upgrade chronik-repl")
+    return content
 
 
-async def read(disk: Disk) -> Identity | None:
+async def read(disk: Disk) -> NodeFile | None:
     """None where there is no such file."""
     try:
         file = await disk.open(FILE)
@@ -78,24 +81,26 @@ async def read(disk: Disk) -> Identity | None:
         file.close()
 
 
-async def write(disk: Disk, identity: Identity) -> None:
+async def write(disk: Disk, content: NodeFile) -> None:
     """Durable when it returns."""
-    await disk.replace(FILE, encode(identity))
+    await disk.replace(FILE, encode(content))
 
 
-async def load_or_make(disk: Disk, rng: random.Random, node_id: NodeId, cluster_id: str) -> Identity:
+async def load_or_make(disk: Disk, rng: random.Random, node_id: NodeId, cluster_id: str) -> NodeFile:
     """This directory's identity; made now if the directory is new. Raises ForeignLog where it is someone else's."""
     found = await read(disk)
     if found is None:
         if any(name.endswith(".wal") for name in await disk.list("wal")):
             raise CorruptLog(
                 "there is a log here but no file `node`: what this directory has promised is lost. If its log is "
-                "wanted, copy it with `chronik backup` (the copy is a new member); if not, start with an empty directory",
+                "wanted, copy it with `chronik backup` (the copy is a new member); if not, start with an empty one",
                 file=FILE,
             )
         if node_id == NOBODY:
-            raise ConfigError("CHRONIK_NODE_ID is needed for a new data directory: a number from 1 on, its own for each node")
-        found = Identity(new_directory_id(rng), node_id, cluster_id)
+            raise ConfigError(
+                "CHRONIK_NODE_ID is needed for a new data directory: a number from 1 on, its own for each node"
+            )
+        found = NodeFile(new_directory_id(rng), node_id, cluster_id)
         await write(disk, found)
         return found
     if found.node_id == NOBODY:
@@ -116,3 +121,62 @@ async def load_or_make(disk: Disk, rng: random.Random, node_id: NodeId, cluster_
         found = msgspec.structs.replace(found, cluster_id=cluster_id)
         await write(disk, found)
     return found
+
+
+class Passport:
+    """The file, while the node runs. What it shows is durable."""
+
+    def __init__(self, disk: Disk, content: NodeFile) -> None:
+        self._disk = disk
+        self._content = content
+        self._writing = trio.Lock()
+
+    @property
+    def me(self) -> Identity:
+        return Identity(self._content.node_id, self._content.directory_id)
+
+    @property
+    def node_id(self) -> NodeId:
+        return self._content.node_id
+
+    @property
+    def directory_id(self) -> str:
+        return self._content.directory_id
+
+    @property
+    def cluster_id(self) -> str:
+        return self._content.cluster_id
+
+    @property
+    def promise(self) -> Promise:
+        content = self._content
+        return Promise(content.promised_epoch, content.promised_to, content.promised_directory)
+
+    @property
+    def promised_others(self) -> Epoch:
+        """The highest epoch ever promised to another node."""
+        return self._content.promised_others
+
+    async def keep_promise(self, asked: Promise) -> None:
+        """Durable when it returns. That it may be given was decided before (epochs.may_grant)."""
+        async with self._writing:
+            if asked == self.promise:
+                return
+            await self._change(
+                promised_epoch=Epoch(asked.epoch),
+                promised_to=NodeId(asked.node_id),
+                promised_directory=asked.directory_id,
+                promised_others=promised_to_others(self.promised_others, asked, self.node_id),
+            )
+
+    async def join_cluster(self, cluster_id: str) -> None:
+        """The first leader that this directory follows, or its own founding, says which cluster it is of."""
+        async with self._writing:
+            if self.cluster_id != cluster_id:
+                await self._change(cluster_id=cluster_id)
+
+    async def _change(self, **fields: object) -> None:
+        content = msgspec.structs.replace(self._content, **fields)
+        with trio.CancelScope(shield=True):  # what is being written must be what is known, whoever gives up
+            await write(self._disk, content)
+        self._content = content

@@ -1,10 +1,10 @@
 """The real network: TCP between nodes, with mutual TLS 1.3 where certificates are given.
 
-Nagle is off (a coalesced send is already as large as it should be, and a small one must go at once). Buffers are large, so
-that a follower that syncs does not stop the stream. Connections that are accepted are bounded; a peer that does not
-finish its TLS handshake in time is dropped, and with TLS nothing of ours is read before both certificates were checked
-against the cluster's CA. In TLS 1.3 a client's handshake succeeds even if the server then refuses its certificate: a
-link is up only after the first answer of our own protocol.
+Nagle is off (a coalesced send is already as large as it should be, and a small one must go at once). Buffers are
+large, so that a follower that syncs does not stop the stream. Connections that are accepted are bounded; a peer that
+does not finish its TLS handshake in time is dropped, and with TLS nothing of ours is read before both certificates
+were checked against the cluster's CA. In TLS 1.3 a client's handshake succeeds even if the server then refuses its
+certificate: a link is up only after the first answer of our own protocol.
 """
 
 from __future__ import annotations

@@ -1,0 +1,235 @@
+"""The role of a follower: one session with one leader, from its truncation to its end.
+
+What comes in: `TR` first, always. Before it nothing of the leader is believed; after it this log is a part of the
+leader's. Then frames, checked and appended as they come; `CM` and heartbeats, which carry the high watermark; and
+segments that were asked for again. What goes out: an ack after each group that is durable here, with the chain value
+there; an answer to each heartbeat.
+
+A session belongs to a promise. When that promise is given to another, `end` closes the session in the same step:
+nothing that arrives in it is appended or acked any more, though the bytes may already be in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from chronik_repl.errors import DiskFull, ProtocolError
+from chronik_repl.positions import Checksum, Epoch, Position
+from chronik_repl.replication import epochs
+from chronik_repl.replication.local import LiveLeader, Local
+from chronik_repl.replication.messages import (
+    Ack,
+    Committed,
+    Frames,
+    Handshake,
+    Heartbeat,
+    HeartbeatAnswer,
+    SegmentAgain,
+    Truncate,
+)
+from chronik_repl.replication.session import Connection
+from chronik_repl.wal.changes import Member
+
+PENDING_BYTES_MAX = 32 * 1024 * 1024  # appended and not yet durable; beyond that the leader waits
+
+
+class Diverged(ProtocolError):
+    """This log is not a part of the leader's and may not be made one by cutting. Reported on both sides."""
+
+
+class Following:
+    def __init__(
+        self, local: Local, connection: Connection, handshake: Handshake, on_met: Callable[[Following], None]
+    ) -> None:
+        self._local = local
+        self._on_met = on_met
+        self._log = local.log
+        self.connection = connection
+        self._handshake = handshake
+        self.epoch = Epoch(handshake.epoch)
+        self.promise = epochs.Promise(handshake.epoch, handshake.node_id, handshake.directory_id)
+        self.leader = Member(
+            handshake.node_id,
+            handshake.directory_id,
+            handshake.replication_address,
+            handshake.kafka_address,
+            handshake.http_address,
+            handshake.rack,
+        )
+        self.ended = False
+        self.surrendered = False  # the connection outlives the session
+        self.met = False  # this session's truncation is done: the leader may be believed
+        self._scope = trio.CancelScope()
+        self._told_watermark = Position(0)  # the leader's; ours follows as far as we are durable
+        self._drained = trio.Event()
+        self._drained_end = Position(0)
+        self._drain_wanted = False
+        self._repairs: dict[Position, trio.Event] = {}
+
+    def end(self) -> None:
+        """Nothing of this session takes effect after this."""
+        self.ended = True
+        self._scope.cancel()
+
+    def live(self) -> LiveLeader | None:
+        silent_s = trio.current_time() - self.connection.last_received_at
+        if self.ended or not self.met or silent_s > self._local.settings.replication_heartbeat_timeout_secs:
+            return None
+        return LiveLeader(self.leader, self.epoch)
+
+    async def run(self) -> None:
+        """Until the leader goes, breaks the protocol, or `end`. Raises ProtocolError, or Diverged."""
+        with self._scope:
+            if self.ended:
+                return
+            first = await self.connection.receive()
+            if not isinstance(first, Truncate) or first.epoch != self.epoch:
+                raise ProtocolError(f"a session begins with TR of epoch {self.epoch}, not with {first!r:.80}")
+            with trio.CancelScope(shield=True):  # cut wholly or not at all; whoever ends us waits for that
+                await self._meet(first)
+            if self.ended:
+                return
+            self.met = True
+            self._on_met(self)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._acknowledge)
+                    nursery.start_soon(self._repair)
+                    await self._take()
+                    nursery.cancel_scope.cancel()
+            except* ProtocolError as group:
+                raise first_of(group) from None
+
+    # Meeting
+
+    async def _meet(self, told: Truncate) -> None:
+        """Make this log a part of the leader's, or refuse."""
+        if self.ended:
+            return
+        log, position = self._log, Position(told.position)
+        await self._local.passport.join_cluster(self._handshake.cluster_id)
+        if told.anew or log.cluster_id is None:
+            await self._begin_anew(told)
+            return
+        if position > log.end:
+            raise ProtocolError(f"TR to {position}, but this log ends at {log.end}")
+        difference = epochs.parity(position, told.checksum, await log.checksum_at(position))
+        if difference:
+            await self._diverge(f"this log is not the leader's: {difference}")
+        if position < log.end:
+            loss = epochs.accepted_loss(self._handshake.history, self._local.summary())
+            if not epochs.may_truncate(position, False, log.committed.value, loss):
+                await self._diverge(
+                    f"the leader wants this log cut to {position}, below the high watermark {log.committed.value}: "
+                    "what was committed here is not in its log"
+                )
+            self._local.say(
+                "warning" if loss else "info",
+                f"log truncated from {log.end} to {position} by leader {self.leader.node_id}"
+                + (": the operator accepted this loss; what is cut is kept in lost/" if loss else ""),
+                epoch=self.epoch,
+            )
+            await log.truncate(position, lost=loss)
+
+    async def _begin_anew(self, told: Truncate) -> None:
+        log, position = self._log, Position(told.position)
+        if log.cluster_id is not None:
+            loss = epochs.accepted_loss(self._handshake.history, self._local.summary())
+            if not epochs.may_truncate(position, True, log.committed.value, loss):
+                await self._diverge(
+                    f"the leader wants this log to begin anew at {position}, below the high watermark "
+                    f"{log.committed.value}: what was committed here is not in its log"
+                )
+            self._local.say(
+                "warning",
+                f"the leader's log starts at {position} and this one ended at {log.end}: it begins anew from there",
+                leader=self.leader.node_id,
+            )
+        await log.begin_at(position, Checksum(told.checksum), self._handshake.cluster_id)
+
+    async def _diverge(self, reason: str) -> None:
+        log = self._log
+        await self.connection.say(
+            HeartbeatAnswer(0, log.durable.value, log.durable_checksum, log.committed.value, diverged=reason)
+        )
+        raise Diverged(reason)
+
+    # Taking
+
+    async def _take(self) -> None:
+        log, connection = self._log, self.connection
+        while True:
+            event = await connection.receive()
+            if self.ended:
+                return
+            if isinstance(event, Frames):
+                try:
+                    taken = log.append_received(event.view)
+                except DiskFull as error:
+                    self._local.say("error", f"the disk is full: nothing more is taken from the leader: {error}")
+                    raise ProtocolError(f"the disk is full: {error}") from error
+                if taken != len(event.view):
+                    raise ProtocolError(f"{len(event.view) - taken} bytes of a run of frames are no frames")
+                if log.end - log.durable.value > PENDING_BYTES_MAX:
+                    await log.durable.wait(Position(log.end - PENDING_BYTES_MAX))
+            elif isinstance(event, Committed):
+                self._believe(event.position, event.drained)
+            elif isinstance(event, Heartbeat):
+                self._believe(event.high_watermark, event.drained)
+                await connection.say(
+                    HeartbeatAnswer(event.sent_ms, log.durable.value, log.durable_checksum, log.committed.value)
+                )
+            elif isinstance(event, SegmentAgain):
+                await self._replace(event)
+            else:
+                raise ProtocolError(f"a {type(event).__name__} has no business in a session")
+
+    def _believe(self, high_watermark: int, drained: int) -> None:
+        self._told_watermark = Position(max(self._told_watermark, high_watermark))
+        self._show()
+        if drained:
+            self._drained_end = Position(drained)
+            self._drained.set()
+
+    def _show(self) -> None:
+        """What is committed may be read here once it is durable here."""
+        self._log.commit_to(min(self._told_watermark, self._log.durable.value))
+
+    async def _acknowledge(self) -> None:
+        log = self._log
+        told = Position(-1)
+        while True:
+            told = log.durable.value
+            self._show()
+            await self.connection.say(Ack(told, log.durable_checksum, self._drain_wanted))
+            await log.durable.wait_beyond(told)
+
+    # A promotion of this node
+
+    async def drain_leader(self) -> Position:
+        """Ask the living leader to stop accepting and to send the rest. Returns the end of its log, durable here."""
+        self._drain_wanted = True
+        await self.connection.say(Ack(self._log.durable.value, self._log.durable_checksum, True))
+        await self._drained.wait()
+        await self._log.durable.wait(self._drained_end)
+        return self._drained_end
+
+    # Damage of our own
+
+    async def _repair(self) -> None:
+        """Segments in which the scrubber found rot are fetched from the leader, one after another."""
+        await trio.sleep_forever()
+
+    async def _replace(self, event: SegmentAgain) -> None:
+        raise ProtocolError(f"a segment at {event.start} that nobody asked for")
+
+
+def first_of(group: BaseExceptionGroup[ProtocolError]) -> ProtocolError:
+    """Of what went wrong at once in a session, the first: the others follow from it."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, ProtocolError)
+    return error

@@ -1,0 +1,168 @@
+"""The two programs: `chronik-leader` and `chronik-follower`. One process, one node, configured by its environment.
+
+One line when it is ready and one a change of state. SIGTERM and SIGINT drain and end it. Exit codes, for those who
+restart it:
+
+    0  stopped as asked
+    1  a bug: the traceback says where
+    2  the configuration is wrong
+    3  the data directory cannot be used: damaged, of another cluster or node, or of a newer version
+    4  the disk failed: nothing more was acked after that
+    5  this node cannot lead: another one does, or holds the log that this one lacks
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+import trio
+
+from chronik_repl import __version__, control
+from chronik_repl.config import Program, Settings, load
+from chronik_repl.errors import (
+    CannotLead,
+    ChronikError,
+    ConfigError,
+    CorruptLog,
+    DiskFailed,
+    ForeignLog,
+    FormatTooNew,
+)
+from chronik_repl.node import Door, Node, run_node
+from chronik_repl.notify import notify
+from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
+from chronik_repl.wal.disk import RealDisk
+
+EXIT_CODES: Mapping[type[BaseException], int] = {
+    DiskFailed: 4,
+    CorruptLog: 3,
+    ForeignLog: 3,
+    FormatTooNew: 3,
+    ConfigError: 2,
+    CannotLead: 5,
+}
+
+logger = structlog.get_logger("chronik")
+
+
+def leader() -> None:
+    sys.exit(main("leader", sys.argv[1:]))
+
+
+def follower() -> None:
+    sys.exit(main("follower", sys.argv[1:]))
+
+
+def main(program: Program, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    parser = argparse.ArgumentParser(
+        prog=f"chronik-{program}",
+        description=f"A node of a chronik-repl cluster, started as a {program}. It is configured by environment "
+        "variables: `chronik config` shows every one, its value and its meaning.",
+        epilog="Exit codes: 0 stopped as asked, 1 a bug, 2 configuration, 3 data directory, 4 disk, 5 cannot lead.",
+    )
+    parser.add_argument("--version", action="version", version=f"chronik-repl {__version__}")
+    parser.parse_args(arguments)
+    try:
+        settings = load(environ, program)
+        set_up_logging(settings)
+        trio.run(run, settings, program)
+    except ConfigError as error:
+        print(f"chronik-{program}: {error}", file=sys.stderr)
+        return 2
+    except ChronikError as error:
+        return _report(error)
+    except BaseExceptionGroup as group:
+        known = sorted(_leaves(group), key=_rank)
+        if not known or not isinstance(known[0], ChronikError):
+            raise
+        return _report(known[0])
+    return 0
+
+
+async def run(settings: Settings, program: Program) -> None:
+    """One node with its doors, until a signal."""
+    from chronik_repl.http.server import serve as serve_http
+    from chronik_repl.kafka.server import serve as serve_kafka
+
+    tls = None
+    if settings.replication_tls_cert and settings.replication_tls_key and settings.replication_tls_ca:
+        tls = tls_contexts(
+            str(settings.replication_tls_cert), str(settings.replication_tls_key), str(settings.replication_tls_ca)
+        )
+    doors: dict[str, Door] = {"kafka": serve_kafka, "http": serve_http}
+    disk = RealDisk(settings.data_dir)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def node_task(task_status: trio.TaskStatus[Node]) -> None:
+                await run_node(settings, disk, TcpNetwork(tls), program=program, doors=doors, task_status=task_status)
+                nursery.cancel_scope.cancel()
+
+            node = await nursery.start(node_task)
+            await nursery.start(control.serve, settings.data_dir, node.command)
+            nursery.start_soon(_tell_ready, node, settings)
+            async for _ in signals:
+                notify("STOPPING=1")
+                nursery.start_soon(node.stop)
+
+
+async def _tell_ready(node: Node, settings: Settings) -> None:
+    await node.wait_ready()
+    status = node.status()
+    logger.info(
+        "ready",
+        role=status.role,
+        node=status.node_id,
+        cluster=status.cluster_id,
+        epoch=status.epoch,
+        kafka=node.addresses["kafka"],
+        http=node.addresses["http"],
+        replication=node.addresses["replication"],
+        acks_all=status.acks_all_means,
+    )
+    notify(f"READY=1\nSTATUS={status.role} of {status.cluster_id}")
+
+
+def set_up_logging(settings: Settings) -> None:
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    shared: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Any = structlog.processors.JSONRenderer()
+    if settings.log_format == "console":
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _report(error: ChronikError) -> int:
+    code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
+    logger.error(f"stopped: {error}", exit_code=code)
+    return code
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+def _rank(error: BaseException) -> int:
+    """A bug first (it needs its traceback), then by what matters most."""
+    kinds = list(EXIT_CODES)
+    place = next((at for at, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))
+    return place if isinstance(error, ChronikError) else -1

@@ -1,0 +1,104 @@
+"""A connection between two nodes, cut into messages, with the deadlines that keep a bad peer from costing anything.
+
+Shipper, receiver and election all speak through `Connection`. What it promises:
+
+- A message must be there *as a whole* within the timeout; a byte now and then resets nothing. A large frame gets the
+  time that a slow link needs for it on top.
+- A send that the peer does not take within the same time ends the connection: after a cancelled send nobody knows
+  what went out.
+- Everything that a peer's death or nonsense can cause comes out as `ProtocolError` or `ConnectionLost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+
+from chronik_repl.errors import ProtocolError
+from chronik_repl.replication.messages import Feeder, Frames, Message, encode
+from chronik_repl.replication.network import Network, Stream
+from chronik_repl.wal.disk import Buffer
+
+RECEIVE_BYTES = 1024 * 1024
+LINK_BYTES_PER_S_MIN = 256 * 1024  # the slowest link that large frames are given time for
+HANDSHAKE_TIMEOUT_S = 5.0
+
+Received = Message | Frames
+
+
+class ConnectionLost(ProtocolError):
+    """The peer is gone, silent or too slow. Dial again."""
+
+
+class Connection:
+    def __init__(self, stream: Stream, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
+        self._stream = stream
+        self._feeder = Feeder(frame_bytes_max=0)
+        self._timeout_s = timeout_s
+        self._deadline = trio.current_time() + timeout_s
+        self._sending = trio.Lock()
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.last_received_at = trio.current_time()
+
+    def established(self, frame_bytes_max: int, timeout_s: float) -> None:
+        """The handshake is done: frames may come, and silence is measured in heartbeats from here on."""
+        self._feeder.frame_bytes_max = frame_bytes_max
+        self._timeout_s = timeout_s
+        self._deadline = trio.current_time() + timeout_s
+
+    async def receive(self) -> Received:
+        """The next message, or the next run of frames. Raises ConnectionLost at the end, or when it takes too long."""
+        while True:
+            event = self._feeder.next_event()
+            if event is not None:
+                self._deadline = trio.current_time() + self._timeout_s
+                return event
+            allowance_s = self._feeder.needed_bytes / LINK_BYTES_PER_S_MIN
+            with self._translated("the peer said nothing whole for too long"):
+                with trio.fail_at(self._deadline + allowance_s):
+                    data = await self._stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                raise ConnectionLost("the peer closed the connection")
+            self.received_bytes += len(data)
+            self.last_received_at = trio.current_time()
+            self._feeder.feed(data)
+
+    async def send(self, data: Buffer) -> None:
+        """All of it, or ConnectionLost."""
+        allowance_s = self._timeout_s + len(data) / LINK_BYTES_PER_S_MIN
+        with self._translated("the peer took nothing for too long"), trio.fail_after(allowance_s):
+            async with self._sending:
+                await self._stream.send_all(data)
+        self.sent_bytes += len(data)
+
+    async def say(self, message: Message) -> None:
+        await self.send(encode(message))
+
+    async def aclose(self) -> None:
+        """At once: nothing that matters is left to say when a session ends."""
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await self._stream.aclose()
+
+    @contextmanager
+    def _translated(self, too_slow: str) -> Iterator[None]:
+        try:
+            yield
+        except trio.TooSlowError:
+            raise ConnectionLost(too_slow) from None
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+            raise ConnectionLost(f"the connection broke: {error.__cause__ or error}") from error
+
+
+async def dial(network: Network, address: str) -> Connection:
+    """Within the handshake's time, which also holds for the answer to the first message. Raises ConnectionLost."""
+    try:
+        with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+            return Connection(await network.dial(address))
+    except trio.TooSlowError:
+        raise ConnectionLost(f"no connection to {address} within {HANDSHAKE_TIMEOUT_S:.0f} s") from None
+    except OSError as error:
+        raise ConnectionLost(f"cannot connect to {address}: {error}") from error

@@ -1,0 +1,481 @@
+"""One follower as its leader serves it: dial, meet, catch up, stream, and again after any failure.
+
+A `Link` lives as long as the leadership and knows one address. Its session runs two tasks. The sender is the only one
+that writes: frames first from the log's files, in large pieces and only below the leader's durable end (*catch-up*);
+once the position is in the ring's window, from the ring (*streaming*); back to the files when the ring has lapped it.
+Before each send it adds what else is due: the high watermark if it moved, a heartbeat if it is time. The reader takes
+acks, compares the chain value of each with our own, and reports them upwards.
+
+Nothing here touches another link. A link that fails dials again: at once, then after 0.1 s, doubling, with jitter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+import trio
+
+from chronik_repl.errors import ChronikError, CorruptLog, OutOfRange, ProtocolError
+from chronik_repl.positions import NOBODY, Checksum, Epoch, NodeId, Position
+from chronik_repl.replication import epochs
+from chronik_repl.replication.local import Local, answering_member, described
+from chronik_repl.replication.messages import (
+    Ack,
+    Answer,
+    Committed,
+    Handshake,
+    HandshakeAnswer,
+    Heartbeat,
+    HeartbeatAnswer,
+    Purpose,
+    SegmentAgain,
+    Truncate,
+    encode,
+)
+from chronik_repl.replication.ring import Lapped, Ring
+from chronik_repl.replication.session import Connection, dial
+from chronik_repl.standing import FollowerState
+from chronik_repl.wal.changes import Member
+from chronik_repl.wal.frame import CHECKSUM, FIELDS, HEAD, TOPIC_LEN, frame_size
+
+PIECE_BYTES = 1024 * 1024
+FIRST_DELAY_S = 0.1
+SENT_BYTES_KEPT = 8 * 1024 * 1024  # of runs that are not acked yet: their chain values are found without a read
+
+
+class Leading(Protocol):
+    """What a link asks of its leadership."""
+
+    epoch: Epoch
+
+    def acked(self, link: Link, position: Position, drain: bool) -> None: ...
+
+    def meets_promise(self, promise: epochs.Promise) -> None:
+        """A peer has promised a later epoch, or this one to another node."""
+
+    def changed(self, link: Link) -> None:
+        """Its state changed: it may have become live, or ready to be a member."""
+
+    def twin(self, link: Link) -> Link | None:
+        """Another live link to the same directory."""
+
+    def diverges(self, link: Link, reason: str) -> None: ...
+
+    def meets(self, link: Link) -> None:
+        """A session begins whose chain was compared."""
+
+    def is_removed(self, who: epochs.Identity) -> bool: ...
+
+    def hand_over(self, connection: Connection, asked: Handshake) -> None:
+        """The follower asks for our promise over this session."""
+
+    @property
+    def drained(self) -> Position: ...
+
+
+class HandedOver(ProtocolError):
+    """The connection is someone else's now."""
+
+
+class Link:
+    def __init__(self, local: Local, leading: Leading, address: str, *, listed: bool) -> None:
+        self._local = local
+        self._log = local.log
+        self._leading = leading
+        self.address = address
+        self.listed = listed  # asked for by the operator: whoever answers there is to be a member
+        self.state: FollowerState = "connecting"
+        self.detail = ""
+        self.identity: epochs.Identity | None = None
+        self.member: Member | None = None  # as it last answered
+        self.durable_end = Position(0)
+        self.caught_up = False  # has streamed in this session
+        self.ring: Ring | None = None
+        self.ring_drops = self.sent_bytes = self.acks = self.reconnects = 0
+        self.truncations = self.parity_mismatches = 0
+        self.parity_position = Position(0)
+        self._position = Position(0)  # sent up to here
+        self._parked: trio.Event | None = None
+        self._queue: deque[bytes] = deque()  # control messages that are due
+        self._asked_again: deque[Position] = deque()  # segments
+        self._sent: _Sent = _Sent()
+        self._watermark_told = (-1, 0)
+        self._scope = trio.CancelScope()
+
+    @property
+    def node_id(self) -> NodeId:
+        return NodeId(self.identity.node_id) if self.identity else NOBODY
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("catch-up", "streaming")
+
+    @property
+    def shipped_to(self) -> Position:
+        """What this follower still needs begins here."""
+        return self.durable_end
+
+    def wake(self) -> None:
+        """The sender has something to look at."""
+        if self._parked is not None:
+            self._parked.set()
+            self._parked = None
+
+    def stop(self) -> None:
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """For as long as this leadership lasts."""
+        failures = 0
+        settings = self._local.settings
+        with self._scope:
+            while True:
+                began, was_live = trio.current_time(), False
+                try:
+                    await self._session()
+                except HandedOver:
+                    await trio.sleep_forever()  # our leadership is about to end
+                except ChronikError as error:
+                    was_live = self.live
+                    self._fails(error)
+                lived = was_live and trio.current_time() - began >= FIRST_DELAY_S
+                failures = 0 if lived else failures + 1
+                self.reconnects += 1
+                if failures:
+                    longest = settings.replication_reconnect_delay_secs
+                    delay = min(longest, FIRST_DELAY_S * 2 ** min(failures - 1, 20))
+                    await trio.sleep(delay * self._local.rng.uniform(0.5, 1.0))
+                else:
+                    await trio.lowlevel.checkpoint()
+
+    def _fails(self, error: ChronikError) -> None:
+        text = str(error)
+        if self.live:
+            name = f"follower {self.node_id} at {self.address}"
+            self._local.say("warning", f"lost {name}: {text}")
+        self._becomes("connecting" if self.state not in ("refused", "diverged") else self.state, text)
+
+    def _becomes(self, state: FollowerState, detail: str = "") -> None:
+        if state == "refused" and detail != self.detail:
+            self._local.say("error", f"{self.address} is refused: {detail}")
+        changed = state != self.state
+        self.state, self.detail = state, detail
+        if changed:
+            self._leading.changed(self)
+
+    # One session
+
+    async def _session(self) -> None:
+        connection = await dial(self._local.network, self.address)
+        close = True
+        try:
+            await connection.say(self._local.handshake(Purpose.SHIP, self._leading.epoch))
+            answer = await connection.receive()
+            if not isinstance(answer, HandshakeAnswer):
+                raise ProtocolError(f"the answer to a handshake is HA, not {type(answer).__name__}")
+            self._judge(answer)
+            settings = self._local.settings
+            connection.established(settings.max_frame_bytes, settings.replication_heartbeat_timeout_secs)
+            await self._meet(connection, answer)
+            await self._ship(connection)
+        except HandedOver:
+            close = False
+            raise
+        finally:
+            self.ring = None
+            self.caught_up = False
+            if close:
+                await connection.aclose()
+
+    def _judge(self, answer: HandshakeAnswer) -> None:
+        """Raises where there can be no session."""
+        who = epochs.Identity(answer.node_id, answer.directory_id)
+        if answer.status == Answer.PROMISED:
+            promise = epochs.Promise(answer.promised_epoch, answer.promised_node, answer.promised_directory)
+            mine = epochs.Promise(self._leading.epoch, *self._local.me)
+            if not epochs.may_grant(promise, mine):
+                self._leading.meets_promise(promise)
+            raise ProtocolError(answer.reason)
+        refusal = ""
+        if answer.status not in (Answer.OK, Answer.NOT_NOW):
+            refusal = answer.reason or answer.status.name
+        elif who.directory_id == self._local.me.directory_id:
+            refusal = f"it shows this node's own directory id {who.directory_id}: one of the two is a copy"
+        elif who.node_id == self._local.me.node_id:
+            refusal = f"it has this node's own CHRONIK_NODE_ID {who.node_id}"
+        self.identity, self.member = who, answering_member(answer, self.address)
+        if not refusal and (other := self._leading.twin(self)) is not None:
+            refusal = f"node {who.node_id} with directory id {who.directory_id} is already served at {other.address}"
+        if not refusal and self._leading.is_removed(who):
+            refusal = f"node {who.node_id} was removed from the cluster"
+        if refusal:
+            self._becomes("refused", refusal)
+            raise ProtocolError(refusal)
+        if answer.status == Answer.NOT_NOW:
+            raise ProtocolError(answer.reason)
+
+    async def _meet(self, connection: Connection, answer: HandshakeAnswer) -> None:
+        log, theirs = self._log, described(answer)
+        meeting = epochs.meet(self._local.summary(), theirs)
+        checksum = await log.checksum_at(meeting.position)
+        if checksum is None:
+            raise CorruptLog(f"the histories part at {meeting.position}, where no frame of this log ends")
+        if meeting.position < theirs.end or meeting.anew:
+            self.truncations += 1
+            how = "begins anew at" if meeting.anew and theirs.end else "is truncated to"
+            if theirs.end:
+                self._local.say(
+                    "warning" if meeting.loss_accepted else "info",
+                    f"follower {answer.node_id} {how} {meeting.position}"
+                    + (": loss accepted by the operator" if meeting.loss_accepted else ""),
+                    its_end=theirs.end,
+                )
+        self._position = meeting.position
+        self.durable_end = Position(min(answer.durable_end, meeting.position))
+        self._queue.clear()
+        self._asked_again.clear()
+        self._sent = _Sent()
+        self._watermark_told = (-1, 0)
+        await connection.say(
+            Truncate(self._leading.epoch, meeting.position, checksum, meeting.anew, meeting.loss_accepted)
+        )
+
+    async def _ship(self, connection: Connection) -> None:
+        settings = self._local.settings
+        ring = self.ring = Ring(settings.replication_max_queue_size, settings.replication_max_queue_bytes)
+
+        def on_append(position: Position, frame: bytes, records: int) -> None:
+            ring.push(position, frame, records)
+            if self._parked is not None:
+                self._parked.set()
+                self._parked = None
+
+        self._log.listeners.append(on_append)
+        try:
+            self._leading.meets(self)
+            self._becomes("catch-up")
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read, connection)
+                    await self._send(connection, ring)
+            except* ChronikError as group:
+                error: BaseException = group
+                while isinstance(error, BaseExceptionGroup):
+                    error = next((e for e in error.exceptions if isinstance(e, HandedOver)), error.exceptions[0])
+                raise error from None
+        finally:
+            self._log.listeners.remove(on_append)
+            self.ring_drops += ring.laps
+
+    # Sending
+
+    async def _send(self, connection: Connection, ring: Ring) -> None:
+        interval_s = self._local.settings.replication_heartbeat_interval_secs
+        heartbeat_at = trio.current_time()
+        while True:
+            data = await self._next_data(ring)
+            if not epochs.may_ship(self._log.state.membership, self.identity):
+                raise ProtocolError(f"node {self.node_id} was removed from the cluster")
+            out = self._due()
+            now = trio.current_time()
+            if now >= heartbeat_at:
+                heartbeat_at = now + interval_s
+                out.append(encode(self._heartbeat()))
+            if data:
+                out.append(data)
+            if out:
+                await connection.send(out[0] if len(out) == 1 else b"".join(out))
+                self.sent_bytes += len(data)
+                continue
+            if self._asked_again:
+                await self._send_again(connection, self._asked_again.popleft())
+                continue
+            parked = self._parked = trio.Event()
+            if ring.attached or self._position >= self._log.durable.value:
+                with trio.move_on_at(heartbeat_at):
+                    await parked.wait()
+            self._parked = None
+
+    def _due(self) -> list[bytes]:
+        """Control messages that go before the next frames."""
+        out = list(self._queue)
+        self._queue.clear()
+        watermark = (self._log.committed.value, self._leading.drained)
+        if watermark != self._watermark_told:
+            self._watermark_told = watermark
+            out.append(encode(Committed(*watermark)))
+        return out
+
+    def _heartbeat(self) -> Heartbeat:
+        log = self._log
+        return Heartbeat(self._local.now_ms(), log.committed.value, log.end, self._leading.drained, log.start)
+
+    async def _next_data(self, ring: Ring) -> bytes:
+        """The frames that come next, whole ones; b"" when there is nothing now."""
+        if ring.attached:
+            taken = ring.take(PIECE_BYTES)
+            if taken is None:
+                return b""
+            if not isinstance(taken, Lapped):
+                assert taken.position == self._position
+                self._position = taken.end
+                self._sent.add(taken.position, taken.data)
+                return taken.data
+            self._becomes("catch-up", "the ring overflowed")
+        if self._join(ring):
+            return await self._next_data(ring)
+        piece = await self._piece()
+        self._position = Position(self._position + len(piece))
+        if piece:
+            self._sent.add(Position(self._position - len(piece)), piece)
+        return piece
+
+    def _join(self, ring: Ring) -> bool:
+        """Is the position in the ring's window, or at the very end?"""
+        if self._position == self._log.end:
+            ring.join_at_end()
+        elif not ring.join(self._position):
+            return False
+        if not self.caught_up:
+            self.caught_up = True
+            self._local.say("info", f"follower {self.node_id} at {self.address} is caught up", position=self._position)
+        self._becomes("streaming")
+        self._leading.changed(self)
+        return True
+
+    async def _piece(self) -> bytes:
+        """Whole frames from the files, below our durable end."""
+        log, at = self._log, self._position
+        size = PIECE_BYTES
+        while at < log.durable.value:
+            data = await log.read(at, min(size, log.durable.value - at))
+            whole, needed = _whole_frames(data, log.settings.frame_bytes_max)
+            if whole:
+                return data if whole == len(data) else data[:whole]
+            if needed <= size:
+                raise CorruptLog(f"the log cannot be read at {at}: a frame is cut off")
+            size = needed
+        return b""
+
+    async def _send_again(self, connection: Connection, start: Position) -> None:
+        """A segment that has rotted there."""
+        log = self._log
+        try:
+            first, end, chain = await log.segment_bounds(start)
+            if first != start or end > log.durable.value:
+                raise OutOfRange(f"no sealed segment starts at {start}")
+            await connection.say(SegmentAgain(start, end, chain))
+            at = start
+            while at < end:
+                data = await log.read(at, min(PIECE_BYTES, end - at))
+                await connection.send(data)
+                at = Position(at + len(data))
+        except (OutOfRange, CorruptLog) as error:
+            await connection.say(SegmentAgain(start, bad=str(error)[:2000]))
+
+    # Reading
+
+    async def _read(self, connection: Connection) -> None:
+        while True:
+            event = await connection.receive()
+            if isinstance(event, Ack):
+                await self._acked(Position(event.position), Checksum(event.checksum), event.drain)
+            elif isinstance(event, HeartbeatAnswer):
+                if event.diverged:
+                    self._diverges(event.diverged)
+                await self._acked(Position(event.position), Checksum(event.checksum), False)
+            elif isinstance(event, SegmentAgain):
+                self._asked_again.append(Position(event.start))
+                self.wake()
+            elif isinstance(event, Handshake) and event.purpose != Purpose.SHIP:
+                self._leading.hand_over(connection, event)
+                raise HandedOver("the follower is to lead")
+            else:
+                raise ProtocolError(f"a {type(event).__name__} has no business here")
+
+    async def _acked(self, position: Position, checksum: Checksum, drain: bool) -> None:
+        """Count an ack, after the chain value in it was found to be ours."""
+        log = self._log
+        if position > self._position:
+            raise ProtocolError(f"an ack for position {position}, and only {self._position} was sent")
+        if position >= log.start:  # below it there is nothing left to compare with
+            ours = self._sent.checksum_at(position)
+            if ours is None:
+                ours = await log.checksum_at(position)
+            difference = epochs.parity(position, checksum, ours)
+            if difference:
+                self._diverges(difference)
+            self.parity_position = position
+        self.acks += 1
+        self.durable_end = position
+        self._leading.acked(self, position, drain)
+
+    def _diverges(self, reason: str) -> None:
+        self.parity_mismatches += 1
+        if self.state != "diverged":
+            self._local.say("error", f"follower {self.node_id} at {self.address} differs from this log: {reason}")
+        self._leading.diverges(self, reason)
+        self._becomes("diverged", reason)
+        raise ProtocolError(f"parity: {reason}")
+
+
+class _Sent:
+    """Runs that went out and are not acked yet, so that an ack's chain value is found without a read."""
+
+    def __init__(self) -> None:
+        self._runs: deque[tuple[Position, bytes]] = deque()
+        self._bytes = 0
+        self._at = 0  # in the first run: everything before was acked
+        self._last: tuple[Position, Checksum] | None = None
+
+    def add(self, position: Position, data: bytes) -> None:
+        self._runs.append((position, data))
+        self._bytes += len(data)
+        while self._bytes > SENT_BYTES_KEPT and len(self._runs) > 1:
+            self._drop()
+
+    def _drop(self) -> None:
+        _, data = self._runs.popleft()
+        self._bytes -= len(data)
+        self._at = 0
+
+    def checksum_at(self, position: Position) -> Checksum | None:
+        """Of the frame that ends there; None when it is not here."""
+        if self._last is not None and self._last[0] == position:
+            return self._last[1]
+        while self._runs and self._runs[0][0] + len(self._runs[0][1]) < position:
+            self._drop()
+        if not self._runs or self._runs[0][0] >= position:
+            return None
+        start, data = self._runs[0]
+        target, at = position - start, self._at
+        if at >= target:
+            at = 0
+        while at < target:
+            size = HEAD.size + HEAD.unpack_from(data, at)[2]
+            if at + size == target:
+                checksum = _checksum_of(data, at)
+                self._at = target
+                self._last = (position, checksum)
+                return checksum
+            at += size
+        return None
+
+
+def _checksum_of(data: bytes, at: int) -> Checksum:
+    (topic_len,) = TOPIC_LEN.unpack_from(data, at + HEAD.size)
+    (checksum,) = CHECKSUM.unpack_from(data, at + HEAD.size + TOPIC_LEN.size + topic_len + FIELDS.size)
+    return Checksum(checksum)
+
+
+def _whole_frames(data: bytes, frame_bytes_max: int) -> tuple[int, int]:
+    """(bytes of whole frames at the start, bytes that the first one needs)."""
+    at = needed = 0
+    while len(data) - at >= HEAD.size:
+        size = frame_size(data, at, frame_bytes_max)
+        needed = needed or size
+        if len(data) - at < size:
+            break
+        at += size
+    return at, needed
