@@ -120,12 +120,13 @@ def may_change_members(changes: Sequence[tuple[int, MembersChanged]], high_water
     return high_watermark >= start_end and (not changes or changes[-1][0] <= high_watermark)
 
 
-def may_ship(changes: Sequence[tuple[int, MembersChanged]], to: Identity) -> bool:
+def may_ship(changes: Sequence[tuple[int, MembersChanged]], to: Identity, asked_for: bool = False) -> bool:
     """From its removal on a node is shipped nothing: else it might hold the longest log and not be allowed to stand.
+    `asked_for`: the operator wants it as a member (again), so it must catch up first.
 
     Ask after the bytes are taken and before they are sent: then they do not hold a removal that this does not know of.
     """
-    if not changes or to in electorate(changes[-1][1]).who:
+    if asked_for or not changes or to in electorate(changes[-1][1]).who:
         return True
     return not any(to in electorate(change).who for _, change in changes[:-1])
 

@@ -156,6 +156,7 @@ def test_a_removed_node_is_shipped_nothing() -> None:
     assert epochs.may_ship(removal, B)
     assert not epochs.may_ship(removal, C)
     assert epochs.may_ship(removal, D)  # a newcomer
+    assert epochs.may_ship(removal, C, asked_for=True)
     assert epochs.may_ship([*removal, (300, members(A, B, C, k=1))], C)  # added again
 
 
