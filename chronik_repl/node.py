@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from chronik_repl import __version__, identity
+from chronik_repl import __version__, identity, tables
 from chronik_repl.campaign import Campaign, Say, Won
 from chronik_repl.config import Program, Settings
 from chronik_repl.errors import CannotLead, ChronikError, NotLeader, Refused
@@ -411,7 +411,11 @@ class Node:
                 return {"status": _plain(self.status())}
             case "promote":
                 await self.promote(accept_loss=bool(request.get("accept_loss")), say=say)
-                return {"epoch": self.epoch, "node_id": self.node_id}
+                return {"epoch": self.epoch, "message": f"node {self.node_id} leads since epoch {self.epoch}"}
+            case "topics":
+                return dict(_plain(tables.topics(self)))
+            case "groups":
+                return dict(_plain(tables.groups(self)))
             case "members":
                 return {"members": [_plain(peer) for peer in self.peers]}
             case "members-add":

@@ -90,12 +90,13 @@ class Link:
         self.identity: epochs.Identity | None = None
         self.member: Member | None = None  # as it last answered
         self.durable_end = Position(0)
-        self.caught_up = False  # has streamed in this session
+        self.caught_up = False  # has durably what there was when it began to stream, in this session
         self.ring: Ring | None = None
         self.ring_drops = self.sent_bytes = self.acks = self.reconnects = 0
         self.truncations = self.parity_mismatches = 0
         self.parity_position = Position(0)
         self._position = Position(0)  # sent up to here
+        self._joined_at = Position(0)  # where it last came from the files to the ring
         self._parked: trio.Event | None = None
         self._queue: deque[bytes] = deque()  # control messages that are due
         self._asked_again: deque[Position] = deque()  # segments
@@ -243,7 +244,9 @@ class Link:
 
     async def _ship(self, connection: Connection) -> None:
         settings = self._local.settings
-        ring = self.ring = Ring(settings.replication_max_queue_size, settings.replication_max_queue_bytes)
+        ring = self.ring = Ring(
+            settings.replication_max_queue_size, settings.replication_max_queue_bytes, self._log.end
+        )
 
         def on_append(position: Position, frame: bytes, records: int) -> None:
             ring.push(position, frame, records)
@@ -333,15 +336,10 @@ class Link:
 
     def _join(self, ring: Ring) -> bool:
         """Is the position in the ring's window, or at the very end?"""
-        if self._position == self._log.end:
-            ring.join_at_end()
-        elif not ring.join(self._position):
+        if not ring.join(self._position):
             return False
-        if not self.caught_up:
-            self.caught_up = True
-            self._local.say("info", f"follower {self.node_id} at {self.address} is caught up", position=self._position)
+        self._joined_at = self._position
         self._becomes("streaming")
-        self._leading.changed(self)
         return True
 
     async def _piece(self) -> bytes:
@@ -409,6 +407,10 @@ class Link:
             self.parity_position = position
         self.acks += 1
         self.durable_end = position
+        if not self.caught_up and self.state == "streaming" and position >= self._joined_at:
+            self.caught_up = True
+            self._local.say("info", f"follower {self.node_id} at {self.address} is caught up", position=position)
+            self._leading.changed(self)
         self._leading.acked(self, position, drain)
 
     def _diverges(self, reason: str) -> None:

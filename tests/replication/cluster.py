@@ -124,6 +124,7 @@ class Cluster:
         await until(lambda: leader.up.ready, "the leader is ready")
         await until(lambda: len(leader.up.peers) == followers + 1, "all are members")
         await until(lambda: leader.up.enough_replicas, "enough are live")
+        await self.same_logs()
         return leader
 
     async def same_logs(self, *nodes: Running) -> None:
@@ -132,7 +133,7 @@ class Cluster:
 
         def same() -> bool:
             logs = [running.up.log for running in chosen]
-            ends = {(log.durable.value, log.durable_checksum, log.committed.value) for log in logs}
+            ends = {(log.end, log.end_checksum, log.durable.value, log.committed.value) for log in logs}
             return len(ends) == 1 and logs[0].durable.value == logs[0].end == logs[0].committed.value
 
         await until(same, "the logs are the same")
