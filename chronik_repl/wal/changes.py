@@ -149,6 +149,7 @@ def encode_change(change: Change) -> bytes:
 def decode_change(data: bytes | memoryview) -> Change:
     """Raises ProtocolError for anything that is not one of the structs above."""
     try:
-        return _decoder.decode(data)
+        change: Change = _decoder.decode(data)
+        return change
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"unreadable state change: {error}") from error

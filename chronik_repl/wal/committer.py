@@ -1,14 +1,15 @@
 """Group commit: what was appended becomes durable, in groups, in order.
 
-Appending puts frames into the open group. Two workers hand groups to the disk, which commits them one after another, each
-with one fdatasync. The next group is handed over as soon as the last one ended; while one is being synced a second goes ahead
-only when it is large, so that the device never waits for the event loop under load and small loads batch by themselves.
+Appending puts frames into the open group. Two workers hand groups to the disk, which commits them one after another,
+each with one fdatasync. The next group is handed over as soon as the last one ended; while one is being synced a
+second goes ahead only when it is large, so that the device never waits for the event loop under load and small loads
+batch by themselves.
 
-Each group carries a mark with the end of the group before it, which is durable when this one is written. When nothing was
-committed for 50 ms, or on a clean stop, a mark for the last group follows by itself.
+Each group carries a mark with the end of the group before it, which is durable when this one is written. When nothing
+was committed for 50 ms, or on a clean stop, a mark for the last group follows by itself.
 
-A group never spans segments. To go over to the next one: the last group and a final mark of the old, the new file under a name
-that is no segment's with its header, its rename, the folder's sync; only then is anything in it durable.
+A group never spans segments. To go over to the next one: the last group and a final mark of the old, the new file
+under a name that is no segment's with its header, its rename, the folder's sync; only then is anything in it durable.
 
 A failed commit is final: DiskFailed ends the worker, and with it the log.
 """
@@ -84,7 +85,8 @@ class Committer:
         self._space_checked_s = -1.0
 
     def start_at(self, segment: Segment | None, end: Position, mark: Mark | None) -> None:
-        """After opening or truncating: everything up to `end` is durable and stands in `segment`, whose file is open."""
+        """After opening or truncating: everything up to `end` is durable and stands in `segment`, whose file is
+        open."""
         if self.current is not None:
             self._store.unpin(self.current)
         if segment is not None:
@@ -252,7 +254,8 @@ class Committer:
             self._others.unpark_all()
 
     async def lower_marks(self, segment: Segment, to: Position) -> None:
-        """Truncation: neither slot may speak of more than `to`. One after the other, so that one of them is always whole."""
+        """Truncation: neither slot may speak of more than `to`. One after the other, so that one of them is always
+        whole."""
         for _ in range(2):
             await self._disk.commit(self._store.opened(segment), (self._next_mark(to),))
 

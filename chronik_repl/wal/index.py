@@ -2,18 +2,19 @@
 
     <segment's 20 digits>.idx, big-endian:
     header      8s magic "CHRONIDX" | u32 format | u64 segment start | u64 segment end | u32 chain at the end
-                u32 partitions | u32 entries | u32 landmarks | u32 names_bytes | u32 CRC32C of all that follows | u32 CRC32C
-                of the header so far
+                u32 partitions | u32 entries | u32 landmarks | u32 names_bytes | u32 CRC32C of all that follows | u32
+                CRC32C of the header so far
     partitions  36 bytes each, sorted by (topic, partition): every partition known at the segment's end
                 u32 name_at | u16 name_len | u16 0 | i32 partition | u32 first_entry | u32 entry_count
                 i64 next_offset at the segment's end | i64 max_timestamp of its batches here (-1: none)
     entries     32 bytes each, a batch: by partition as above, then by base offset
-                i64 base_offset | i64 max_timestamp | u32 position - segment start | u32 frame size | u32 record_count | u32 0
+                i64 base_offset | i64 max_timestamp | u32 position - segment start | u32 frame size | u32 record_count
+                | u32 0
     landmarks   8 bytes each, about one every 64 KiB: u32 position - segment start of a frame | u32 chain value there
     names       the topics' names
 
-It can always be made again from the segment, so it is never trusted: a reader checks the CRCs and the segment's bounds, and
-what an entry leads to must be the frame that was asked for.
+It can always be made again from the segment, so it is never trusted: a reader checks the CRCs and the segment's
+bounds, and what an entry leads to must be the frame that was asked for.
 
 The active segment's index is the same rows in memory, a bytearray for each partition, and one (end, checksum) a frame.
 """
@@ -167,6 +168,19 @@ class ActiveIndex:
             return 0, self.chain
         return self.ends[at - 1] - self.start, Checksum(self.checksums[at - 1])
 
+    def batch_at(self, relative: int) -> tuple[str, int, Entry] | None:
+        """The batch whose frame stands there."""
+        for (topic, partition), rows in self.rows.items():
+            for number in range(len(rows) // 32):
+                if _unpack_entry(rows, number * 32)[2] == relative:
+                    return topic, partition, _read_entry(rows, number)
+        return None
+
+    def next_frame(self, relative: int) -> int | None:
+        """The first frame beyond `relative`, as far as it is known here."""
+        at = bisect_right(self.ends, self.start + relative)
+        return self.ends[at] - self.start if at < len(self.ends) - 1 else None
+
     def close(self, next_offsets: Iterable[tuple[tuple[str, int], int]]) -> None:
         """The segment has its end; these are all partitions known there."""
         self.next_offsets = dict(next_offsets)
@@ -213,7 +227,8 @@ class ActiveIndex:
 
 
 class SealedIndex:
-    """Over the bytes of an index file, usually a mapping of it. Raises BadIndex for anything else than this segment's."""
+    """Over the bytes of an index file, usually a mapping of it. Raises BadIndex for anything else than this
+    segment's."""
 
     def __init__(self, data: bytes | memoryview, start: Position, end: Position) -> None:
         if len(data) < HEADER_BYTES:
@@ -282,3 +297,22 @@ class SealedIndex:
             return None
         at, chain = LANDMARK.unpack_from(self._landmarks, (low - 1) * 8)
         return at, Checksum(chain)
+
+    def batch_at(self, relative: int) -> tuple[str, int, Entry] | None:
+        for number in range(self._entry_count):
+            if _unpack_entry(self._entries, number * 32)[2] == relative:
+                return *self._owner(number), _read_entry(self._entries, number)
+        return None
+
+    def _owner(self, number: int) -> tuple[str, int]:
+        for row in range(self._partitions):
+            at, length, _, partition, first, count, _, _ = PARTITION.unpack_from(self._table, row * 36)
+            if first <= number < first + count:
+                return bytes(self._names[at : at + length]).decode("ascii", "replace"), partition
+        raise BadIndex(f"entry {number} is of no partition")
+
+    def next_frame(self, relative: int) -> int | None:
+        beyond = [
+            at for number in range(self._entry_count) if (at := _unpack_entry(self._entries, number * 32)[2]) > relative
+        ]
+        return min(beyond, default=None)

@@ -1,153 +1,63 @@
 """Opening a log: what is in the folder, which of it counts, what the state is. Reads only; changes nothing.
 
-Of sealed segments the headers are read; the state comes from the last whole snapshot at or below the high watermark, and
-the frames after it. What stands in the folder that is not ours, is missing, or is of another cluster is an error that names it.
+Of sealed segments only the heads are read. What stands in the folder that is not ours, is missing, or is of another
+cluster is an error that names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from chronik_repl.errors import CorruptLog, ForeignLog
-from chronik_repl.positions import CHAIN_SEED, ORIGIN, Checksum, Position
+from chronik_repl.positions import CHAIN_SEED, ORIGIN, Position
 from chronik_repl.wal.disk import Disk
-from chronik_repl.wal.frame import FIELDS, HEAD, OVERHEAD, TOPIC_LEN, BadFrame, Frame, Kind, decode, frame_size
 from chronik_repl.wal.index import ActiveIndex
 from chronik_repl.wal.recovery import Damaged, judge
+from chronik_repl.wal.replay import Replayed, look_at_head, replay
 from chronik_repl.wal.segment import FOLDER, FRAMES_AT, NAME, Header, Mark, best_mark, decode_header, segment_name
 from chronik_repl.wal.segments import Segment, Store
-from chronik_repl.wal.snapshot import PART_BYTES, last_part_at, read_part
-from chronik_repl.wal.state import PartitionState, State
+from chronik_repl.wal.state import State
 
-OPEN_STEP = 4 * 1024 * 1024
-LEFTOVERS = ("spare", "next")  # files that were to become segments
+LEFTOVERS = ("spare", "next", "repair")  # files that were to become segments
 NO_MARK = Mark(0, ORIGIN, ORIGIN)
-
-
-class Pending(NamedTuple):
-    """A batch above the high watermark: once that passes `end` the partition's committed offset is `next_offset`."""
-
-    end: Position
-    partition: PartitionState
-    next_offset: int
 
 
 class Loaded(NamedTuple):
     cluster_id: str | None
-    segments: list[Segment]
     mark: Mark  # the last segment's
-    state: State
-    end: Position
-    chain: Checksum
-    pending: list[Pending]
+    replayed: Replayed
     leftovers: list[str]
     file_end: Position  # how far the last segment's file reaches
 
 
-class Folded(NamedTuple):
-    state: State
-    end: Position
-    chain: Checksum
-    why: str  # why the frames end there; "" at the position that was asked for
-
-
 async def load(disk: Disk, store: Store, cluster_id: str | None) -> Loaded:
-    """Raises CorruptLog, ForeignLog, FormatTooNew."""
-    sizes, leftovers = _sort_out(await disk.list(FOLDER))
+    """Fills the store with the segments that are there. Raises CorruptLog, ForeignLog, FormatTooNew."""
+    files = await disk.list(FOLDER)
+    sizes, leftovers = _sort_out(files)
     if not sizes:
-        return Loaded(cluster_id, [], NO_MARK, State(), ORIGIN, CHAIN_SEED, [], leftovers, ORIGIN)
-    headers: list[Header] = []
-    mark: Mark | None = None
+        nothing = Replayed(State(), ActiveIndex(ORIGIN, CHAIN_SEED), [], ORIGIN, CHAIN_SEED, "")
+        return Loaded(cluster_id, NO_MARK, nothing, leftovers, ORIGIN)
+    header, mark = Header(ORIGIN, CHAIN_SEED, ""), NO_MARK
     for start, size in sizes:
         segment = Segment(start, CHAIN_SEED)
-        blocks = await _read_blocks(disk, store, segment, size)
-        header = decode_header(blocks, segment.name)
-        if header.start != start:
-            raise CorruptLog(
-                f"{segment.name} holds the segment of position {header.start}: it was copied or renamed. Move it away",
-                file=segment.name,
-            )
-        if cluster_id is not None and header.cluster_id != cluster_id:
-            raise ForeignLog(
-                f"{segment.name} is of cluster {header.cluster_id!r}, this node is of {cluster_id!r}. "
-                f"Set CHRONIK_CLUSTER_ID, or give this node another data directory"
-            )
+        header, mark = await _read_head(disk, store, segment, size, cluster_id)
         cluster_id = header.cluster_id
         segment.chain = header.chain
         segment.made = True
-        headers.append(header)
-        mark = best_mark(blocks)
         store.list.append(segment)
     _bound(store.list, sizes)
-    if mark is None:
-        mark = Mark(0, store.list[-1].start, ORIGIN)
+    for segment, (_, size) in zip(store.list, sizes, strict=True):
+        await look_at_head(store, segment)
+        whole = segment.file_offset(segment.end) == size
+        segment.sealed = whole and segment.index_name.rpartition("/")[2] in files
     last = store.list[-1]
-    for segment in store.list:
-        await look_at_head(disk, store, segment)
-    return await _load_tail(store, mark, headers, cluster_id, leftovers, last)
-
-
-async def _load_tail(
-    store: Store, mark: Mark, headers: list[Header], cluster_id: str | None, leftovers: list[str], last: Segment
-) -> Loaded:
-    pending: list[Pending] = []
-    passed = False
-    high_watermark = mark.high_watermark
+    last.sealed = False
     file_end = last.end
-    index = ActiveIndex(last.start, last.chain)
-
-    def each(state: State, frame: Frame, touched: object) -> None:
-        nonlocal passed
-        if frame.position + frame.size > high_watermark:
-            if isinstance(touched, PartitionState):
-                if not passed:
-                    settle(state, touched, frame)
-                pending.append(Pending(Position(frame.position + frame.size), touched, touched.next_offset))
-            elif not passed:
-                settle(state, None, frame)
-            passed = True
-        if frame.position >= last.start:
-            index.add_frame(frame, touched.topic if isinstance(touched, PartitionState) else "")
-
-    def settle(state: State, touched: PartitionState | None, frame: Frame) -> None:
-        for partition in state.partitions():
-            partition.committed_offset = partition.next_offset
-        if touched is not None:
-            touched.committed_offset = frame.base_offset
-
-    folded = await fold(store, last.end, each, below=high_watermark, step=OPEN_STEP)
-    if not passed:
-        for partition in folded.state.partitions():
-            partition.committed_offset = partition.next_offset
-    if folded.end < last.start:
-        raise CorruptLog(
-            f"{store.holding(folded.end).name}: damaged at position {folded.end}: {folded.why}",
-            file=store.holding(folded.end).name,
-            start=folded.end,
-            end=last.start,
-        )
-    verdict = judge(folded.end, mark.durable_end)
-    if isinstance(verdict, Damaged):
-        raise CorruptLog(
-            f"{last.name}: damaged from position {verdict.start}; it was durable to {verdict.end}: "
-            f"{folded.why or 'the file ends here'}. Start this node as a follower, or restore the file",
-            file=last.name,
-            start=verdict.start,
-            end=verdict.end,
-        )
-    first = store.list[0]
-    expected = max(folded.state.log_start, headers[-1].log_start)
-    if first.start > expected:
-        raise CorruptLog(
-            f"{FOLDER}/: the log begins at {first.start}, but should at {expected}: its first segments are missing",
-            file=first.name,
-            start=Position(expected),
-            end=first.start,
-        )
-    last.end = folded.end
-    last.active = index
-    return Loaded(cluster_id, store.list, mark, folded.state, folded.end, folded.chain, pending, leftovers, file_end)
+    replayed = await replay(store, last.end, mark.high_watermark)
+    _check_tail(store, last, replayed, mark)
+    _check_start(store.list[0], max(replayed.state.log_start, header.log_start))
+    return Loaded(cluster_id, mark, replayed, leftovers, file_end)
 
 
 def _sort_out(files: dict[str, int]) -> tuple[list[tuple[Position, int]], list[str]]:
@@ -165,11 +75,27 @@ def _sort_out(files: dict[str, int]) -> tuple[list[tuple[Position, int]], list[s
     return segments, leftovers
 
 
-async def _read_blocks(disk: Disk, store: Store, segment: Segment, size: int) -> bytes:
+async def _read_head(
+    disk: Disk, store: Store, segment: Segment, size: int, cluster_id: str | None
+) -> tuple[Header, Mark]:
+    name = segment.name
     if size < FRAMES_AT:
-        raise CorruptLog(f"{segment.name}: {size} bytes are too few for a segment", file=segment.name)
+        raise CorruptLog(f"{name}: {size} bytes are too few for a segment", file=name, start=segment.start)
     async with store.pinned(segment) as file:
-        return await disk.read(file, 0, FRAMES_AT)
+        blocks = await disk.read(file, 0, FRAMES_AT)
+    header = decode_header(blocks, name)
+    if header.start != segment.start:
+        raise CorruptLog(
+            f"{name} holds the segment of position {header.start}: it was copied or renamed. Move it away",
+            file=name,
+            start=segment.start,
+        )
+    if cluster_id is not None and header.cluster_id != cluster_id:
+        raise ForeignLog(
+            f"{name} is of cluster {header.cluster_id!r}, this node is of {cluster_id!r}. "
+            f"Set CHRONIK_CLUSTER_ID, or give this node another data directory"
+        )
+    return header, best_mark(blocks) or Mark(0, segment.start, ORIGIN)
 
 
 def _bound(segments: Sequence[Segment], sizes: Sequence[tuple[Position, int]]) -> None:
@@ -190,78 +116,26 @@ def _bound(segments: Sequence[Segment], sizes: Sequence[tuple[Position, int]]) -
             )
 
 
-async def look_at_head(disk: Disk, store: Store, segment: Segment) -> None:
-    """Of its first frame: the time, and whether the snapshot there is whole. Bad bytes leave both at nothing."""
-    segment.first_timestamp_ms, segment.snapshot_whole = 0, False
-    available = segment.end - segment.start
-    async with store.pinned(segment) as file:
-        head = await disk.read(file, FRAMES_AT, OVERHEAD)
-        if len(head) < OVERHEAD:
-            return
-        try:
-            size = frame_size(head, 0, store.frame_bytes_max)
-        except BadFrame:
-            return
-        fields = FIELDS.unpack_from(head, HEAD.size + TOPIC_LEN.size)
-        segment.first_timestamp_ms = fields[3]
-        if size > available or fields[4] != Kind.SEGMENT_START:
-            return
-        if size < PART_BYTES:  # a part that is not full is the last
-            segment.snapshot_whole = True
-            return
-        data = memoryview(await disk.read(file, FRAMES_AT, size))
-        try:
-            frame = decode(data, 0, segment.start, segment.chain, store.frame_bytes_max)
-            if frame is None:
-                return
-            at = last_part_at(read_part(frame.data).parts)
-            head = await disk.read(file, FRAMES_AT + at, OVERHEAD)
-            if len(head) < OVERHEAD:
-                return
-            fields = FIELDS.unpack_from(head, HEAD.size + TOPIC_LEN.size)
-            size = frame_size(head, 0, store.frame_bytes_max)
-            segment.snapshot_whole = fields[4] == Kind.SEGMENT_START and at + size <= available
-        except BadFrame:
-            return
+def _check_tail(store: Store, last: Segment, replayed: Replayed, mark: Mark) -> None:
+    """Raises CorruptLog where frames end below what was durable. A torn tail is no error."""
+    verdict = judge(replayed.end, max(mark.durable_end, last.start))
+    if isinstance(verdict, Damaged):
+        name = store.holding(verdict.start).name if verdict.start < last.start else last.name
+        raise CorruptLog(
+            f"{name}: damaged from position {verdict.start}; it was durable to {verdict.end}: "
+            f"{replayed.why or 'the file ends here'}. `chronik wal verify` shows all of it; a follower fetches it "
+            f"again, a leader needs the file from a backup, or another node promoted",
+            file=name,
+            start=verdict.start,
+            end=verdict.end,
+        )
 
 
-async def fold(
-    store: Store,
-    upto: Position,
-    each: Callable[[State, Frame, object], None],
-    *,
-    below: Position,
-    step: int,
-) -> Folded:
-    """The state at `upto`, from the last whole snapshot at or below both it and `below`; `each` sees every frame on the way.
-
-    Stops early at bytes that are no frame; the answer says where.
-    """
-    upper = min(upto, below)
-    base = 0
-    for number, segment in enumerate(store.list):
-        if number and segment.start > upper:
-            break
-        if segment.snapshot_whole and segment.start < upto:
-            base = number
-    state = State()
-    end, chain = store.list[base].start, store.list[base].chain
-    for segment in store.list[base:]:
-        if segment.start >= upto:
-            break
-        if (end, chain) != (segment.start, segment.chain):
-            raise CorruptLog(
-                f"{segment.name} does not follow on what stands before it: that ends at {end} with chain value {chain:#x}",
-                file=segment.name,
-                start=end,
-                end=segment.start,
-            )
-
-        def take(frame: Frame) -> None:
-            each(state, frame, state.apply(frame))
-
-        scanned = await store.walk(segment, min(upto, segment.end), take, step=step)
-        end, chain = scanned.end, scanned.chain
-        if scanned.why:
-            return Folded(state, end, chain, scanned.why)
-    return Folded(state, end, chain, "")
+def _check_start(first: Segment, expected: Position) -> None:
+    if first.start > expected:
+        raise CorruptLog(
+            f"{FOLDER}/: the log begins at {first.start}, but should at {expected}: its first segments are missing",
+            file=first.name,
+            start=expected,
+            end=first.start,
+        )

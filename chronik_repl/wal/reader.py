@@ -1,7 +1,8 @@
 """Reading: by position, by (topic, partition, offset), by time; while the log is being written.
 
-Whatever comes from a file is checked before it is handed out: its checksum, its position, and that it is the batch that was asked
-for. An index that leads elsewhere is made again from its segment; a segment that is bad is named (CorruptLog), never skipped.
+Whatever comes from a file is checked before it is handed out: its checksum, its position, and that it is the batch
+that was asked for. An index that leads elsewhere is made again from its segment; a segment that is bad is named
+(CorruptLog), never skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from chronik_repl.positions import Checksum, Offset, Position
 from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.frame import BadFrame, Frame, Kind, decode
 from chronik_repl.wal.index import ActiveIndex, BadIndex, Entry, SealedIndex
-from chronik_repl.wal.opening import fold
+from chronik_repl.wal.replay import fold
 from chronik_repl.wal.segments import WALK_BYTES, Segment, Store
 from chronik_repl.wal.state import PartitionState, State
 from chronik_repl.wal.values import Damage, LogStats
@@ -28,12 +29,20 @@ class _Wrong(Exception):
 
 class Found(NamedTuple):
     segment: Segment
-    index: ActiveIndex | SealedIndex
+    entries: ActiveIndex | SealedIndex
 
 
 class Reader:
-    def __init__(self, disk: Disk, store: Store, stats: LogStats, damaged: Callable[[Damage], None]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        store: Store,
+        stats: LogStats,
+        durable: Callable[[], Position],
+        damaged: Callable[[Damage], None],
+    ) -> None:
         self._disk, self._store, self._stats = disk, store, stats
+        self._durable = durable  # what is above may not be in the file yet
         self._damaged = damaged
 
     async def read(self, position: Position, size_max: int, end: Position) -> bytes:
@@ -54,6 +63,8 @@ class Reader:
         batches: list[memoryview] = []
         size = 0
         while offset < committed and (size < bytes_max or not batches):
+            if offset < partition.start_offset:
+                raise OutOfRange(f"offset {offset} of {partition.topic}/{partition.partition} was removed")
             found = await self._find(partition, offset)
             if found is None:
                 break
@@ -116,7 +127,7 @@ class Reader:
         run: list[Entry] = []
         frames: list[Frame] = []
         size = 0
-        for entry in found.index.entries(*_key(partition), offset):
+        for entry in found.entries.entries(*_key(partition), offset):
             if entry.base_offset + entry.record_count > committed or segment.start + entry.relative + entry.size > upto:
                 break
             if size + entry.size > bytes_max and (size or not at_least_one):
@@ -168,18 +179,16 @@ class Reader:
         return frames
 
     async def _confirm_damage(self, segment: Segment, position: Position, why: str) -> None:
-        """Is it the segment or the index that is wrong? Raises CorruptLog if the segment has no good frame at `position`
-        though one should stand there."""
-        scanned = await self._store.walk(segment, segment.end, lambda frame: None)
+        """Is it the segment or the index that is wrong? Raises CorruptLog if the segment has no good frame at
+        `position` though one should stand there."""
+        scanned = await self._store.walk(segment, min(segment.end, self._durable()), _nothing)
         if scanned.why:
-            damage = Damage(segment.name, scanned.end, segment.end, scanned.why)
-            self._damaged(damage)
-            raise CorruptLog(
-                f"{segment.name}: damaged at position {scanned.end}: {scanned.why}",
-                file=segment.name,
-                start=scanned.end,
-                end=segment.end,
-            )
+            raise self._corrupt(segment, scanned.end, scanned.why)
+
+    def _corrupt(self, segment: Segment, position: Position, why: str) -> CorruptLog:
+        self._damaged(Damage(segment.name, position, segment.end, why))
+        message = f"{segment.name}: damaged at position {position}: {why}"
+        return CorruptLog(message, file=segment.name, start=position, end=segment.end)
 
     async def index(self, segment: Segment) -> ActiveIndex | SealedIndex:
         """Of any segment; made again if its file is missing or wrong."""
@@ -189,18 +198,11 @@ class Reader:
             self._store.touch_index(segment)
             return segment.mapped
         try:
-            index = SealedIndex(await self._read_index(segment), segment.start, segment.end)
+            index = SealedIndex(await self._disk.map(segment.index_name), segment.start, segment.end)
         except (FileNotFoundError, BadIndex):
             return await self.rebuild_index(segment)
         self._store.map_index(segment, index)
         return index
-
-    async def _read_index(self, segment: Segment) -> bytes:
-        file = await self._disk.open(segment.index_name)
-        try:
-            return await self._disk.read(file, 0, await self._disk.size(file))
-        finally:
-            file.close()
 
     async def rebuild_index(self, segment: Segment) -> ActiveIndex | SealedIndex:
         """Read the segment and write its index again. Raises CorruptLog if the segment is not whole."""
@@ -209,7 +211,7 @@ class Reader:
         index = await self.index_of(segment)
         await self._disk.replace(segment.index_name, index.encode())
         self._stats.indexes_rebuilt += 1
-        sealed = SealedIndex(index.encode(), segment.start, segment.end)
+        sealed = SealedIndex(await self._disk.map(segment.index_name), segment.start, segment.end)
         self._store.map_index(segment, sealed)
         return sealed
 
@@ -227,10 +229,7 @@ class Reader:
         finally:
             self._store.unpin(segment)
         if folded.end != segment.end:
-            name = self._store.holding(folded.end).name
-            raise CorruptLog(
-                f"{name}: damaged at position {folded.end}: {folded.why}", file=name, start=folded.end, end=segment.end
-            )
+            raise self._corrupt(self._store.holding(folded.end), folded.end, folded.why)
         index.close(((p.topic, p.partition), p.next_offset) for p in folded.state.partitions())
         return index
 
@@ -277,6 +276,10 @@ class Reader:
                 if entry.max_timestamp_ms >= timestamp_ms:
                     return entry.base_offset, entry.max_timestamp_ms
         return None
+
+
+def _nothing(frame: Frame) -> None:
+    """The walk itself is the check."""
 
 
 def _key(partition: PartitionState) -> tuple[str, int]:

@@ -1,8 +1,8 @@
 """Which of a segment's bytes count: pure functions over bytes, without a disk.
 
 `scan` walks frames as long as each is whole, unchanged, in its place and in the chain. `judge` then says what the first
-bytes that are no frame mean: at or above the durable mark they are a torn tail and are cut; below it they are damage and
-are never cut. Zeros are no frame.
+bytes that are no frame mean: at or above the durable mark they are a torn tail and are cut; below it they are damage
+and are never cut. Zeros are no frame.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ class Scanned(NamedTuple):
 def scan(
     view: memoryview,
     position: Position,
-    chain: Checksum,
+    chain: Checksum | None,
     frame_bytes_max: int,
     each: Callable[[Frame], object],
 ) -> Scanned:
-    """Walk the frames of `view`, the first of which stands at `position` after a frame with checksum `chain`.
+    """Walk the frames of `view`, the first of which stands at `position` after a frame with checksum `chain`
+    (None: any).
 
     `each` may raise BadFrame too, for a frame that is whole and cannot stand there.
     """
     at = 0
     start = position
+    last = Checksum(0) if chain is None else chain
     try:
         while True:
             frame = decode(view, at, position, chain, frame_bytes_max)
@@ -42,11 +44,11 @@ def scan(
             each(frame)
             at += frame.size
             position = Position(start + at)
-            chain = frame.checksum
+            chain = last = frame.checksum
     except BadFrame as error:
-        return Scanned(position, chain, str(error), 0)
+        return Scanned(position, last, str(error), 0)
     want = frame_size(view, at, frame_bytes_max) if len(view) - at >= HEAD.size else 0
-    return Scanned(position, chain, "", want)
+    return Scanned(position, last, "", want)
 
 
 class Torn(NamedTuple):

@@ -1,8 +1,8 @@
 """The segments that a log holds, and their open files.
 
-A `Segment` is what the log knows of one file. The `Store` keeps them in order, opens their files when someone needs the bytes
-and closes those that nobody used lately (an LRU), and lets readers pin a segment: what is pinned is neither closed nor
-removed until they are done.
+A `Segment` is what the log knows of one file. The `Store` keeps them in order, opens their files when someone needs
+the bytes and closes those that nobody used lately (an LRU), and lets readers pin a segment: what is pinned is neither
+closed nor removed until they are done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from chronik_repl.errors import OutOfRange
+from chronik_repl.errors import CorruptLog, OutOfRange
 from chronik_repl.positions import Checksum, Position
 from chronik_repl.wal.disk import Disk, File
 from chronik_repl.wal.frame import Frame
@@ -29,8 +29,8 @@ WALK_BYTES = 256 * 1024
 
 class Segment:
     __slots__ = (
-        "active", "chain", "end", "first_timestamp_ms", "gone", "made", "mapped", "pins", "sealed", "snapshot_whole", "start",
-        "unpinned",
+        "active", "chain", "end", "first_timestamp_ms", "gone", "made", "mapped", "pins", "sealed", "snapshot_whole",
+        "start", "unpinned",
     )  # fmt: skip
 
     def __init__(self, start: Position, chain: Checksum) -> None:
@@ -65,6 +65,9 @@ class Store:
         self.frame_bytes_max = frame_bytes_max
         self.list: list[Segment] = []
         self._files: OrderedDict[Segment, File] = OrderedDict()
+        self._replaced: list[
+            tuple[Segment, File]
+        ] = []  # files that someone still reads, under a name that is another's
         self._opening: dict[Segment, trio.Event] = {}
         self._indexed: OrderedDict[Segment, None] = OrderedDict()
 
@@ -85,6 +88,13 @@ class Store:
             opened = self._opening[segment] = trio.Event()
             try:
                 file = await self.disk.open(segment.name)
+            except FileNotFoundError:
+                raise CorruptLog(
+                    f"{segment.name} is missing: it was there when the log was opened",
+                    file=segment.name,
+                    start=segment.start,
+                    end=segment.end,
+                ) from None
             finally:
                 del self._opening[segment]
                 opened.set()
@@ -108,7 +118,24 @@ class Store:
         if file is not None:
             file.close()
 
+    def close_file_when_unpinned(self, segment: Segment) -> None:
+        """The file under this name is another one now: readers finish with the old one."""
+        old = self._files.pop(segment, None)
+        if old is not None and segment.pins == 0:
+            old.close()
+        elif old is not None:
+            self._replaced.append((segment, old))
+
+    def reset(self) -> None:
+        """As if nothing had been found."""
+        self.close()
+        self.list.clear()
+        self._indexed.clear()
+
     def close(self) -> None:
+        for _, file in self._replaced:
+            file.close()
+        self._replaced = []
         for segment in list(self._files):
             self.close_file(segment)
 
@@ -131,12 +158,20 @@ class Store:
 
     def unpin(self, segment: Segment) -> None:
         segment.pins -= 1
+        if segment.pins == 0 and self._replaced:
+            for other, file in self._replaced:
+                if other is segment:
+                    file.close()
+            self._replaced = [entry for entry in self._replaced if entry[0] is not segment]
         if segment.pins == 0 and segment.unpinned is not None:
             segment.unpinned.set()
             segment.unpinned = None
 
     @asynccontextmanager
     async def pinned(self, segment: Segment) -> AsyncIterator[File]:
+        """Its open file, while nobody may close or remove it. Raises OutOfRange if that has happened already."""
+        if segment.gone:
+            raise OutOfRange(f"{segment.name} was removed")
         self.pin(segment)
         try:
             yield await self.file(segment)
@@ -167,7 +202,8 @@ class Store:
         chain: Checksum | None = None,
         step: int = WALK_BYTES,
     ) -> Scanned:
-        """Hand the segment's frames from `start` (its own, unless told) to `end` to `each`, reading `step` bytes at a time.
+        """Hand the segment's frames from `start` (its own, unless told) to `end` to `each`, reading `step` bytes at a
+        time.
 
         Stops at the first bytes that are no frame; the answer says where and why.
         """

@@ -156,7 +156,8 @@ def _partition_rows(partitions: list[PartitionState]) -> tuple[PartitionRow, ...
 
 
 def replace_state(state: State, data: bytes) -> None:
-    """Make `state` what the snapshot says, in place. A partition that stays is the same object with its committed offset."""
+    """Make `state` what the snapshot says, in place. A partition that stays is the same object with its committed
+    offset."""
     try:
         row = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

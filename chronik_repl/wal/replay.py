@@ -1,0 +1,165 @@
+"""Frames read back from files: the state at a position, and what the log keeps in memory beside it.
+
+The state comes from the last whole snapshot at or below the high watermark and the frames after it, so that the
+committed offset of every partition is known too: it is the next offset at the high watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from chronik_repl.errors import CorruptLog
+from chronik_repl.positions import Checksum, Offset, Position
+from chronik_repl.wal.frame import FIELDS, HEAD, OVERHEAD, TOPIC_LEN, BadFrame, Frame, Kind, decode, frame_size
+from chronik_repl.wal.index import ActiveIndex
+from chronik_repl.wal.segment import FRAMES_AT
+from chronik_repl.wal.segments import Segment, Store
+from chronik_repl.wal.snapshot import PART_BYTES, last_part_at, read_part
+from chronik_repl.wal.state import PartitionState, State
+
+OPEN_STEP = 4 * 1024 * 1024
+
+
+class Pending(NamedTuple):
+    """A batch above the high watermark: once that passes `end` the partition's committed offset is `next_offset`."""
+
+    end: Position
+    partition: PartitionState
+    next_offset: Offset
+
+
+class Replayed(NamedTuple):
+    state: State
+    active: ActiveIndex  # the last segment's index
+    pending: list[Pending]
+    end: Position
+    chain: Checksum
+    why: str  # why the frames end there; "" at the position that was asked for
+
+
+async def replay(store: Store, upto: Position, high_watermark: Position) -> Replayed:
+    """The log at `upto`, or where its good frames end before that. Committed offsets are set as of `high_watermark`."""
+    last = store.list[-1]
+    index = ActiveIndex(last.start, last.chain)
+    pending: list[Pending] = []
+    passed = False
+
+    def each(state: State, frame: Frame, touched: object) -> None:
+        nonlocal passed
+        partition = touched if isinstance(touched, PartitionState) else None
+        end = Position(frame.position + frame.size)
+        if end > high_watermark:
+            if not passed:
+                passed = True
+                show_all(state)
+                if partition is not None:
+                    partition.committed_offset = frame.base_offset
+            if partition is not None:
+                pending.append(Pending(end, partition, partition.next_offset))
+        if end > last.start:
+            index.add_frame(frame, partition.topic if partition is not None else "")
+
+    folded = await fold(store, upto, each, below=high_watermark, step=OPEN_STEP)
+    if not passed:
+        show_all(folded.state)
+    return Replayed(folded.state, index, pending, folded.end, folded.chain, folded.why)
+
+
+def show_all(state: State) -> None:
+    for partition in state.partitions():
+        partition.committed_offset = partition.next_offset
+
+
+def coarsen(pending: Iterable[Pending], end: Position) -> list[Pending]:
+    """One entry a partition instead of one a batch: they become visible together, once `end` is committed.
+
+    For a high watermark that stands still while the log grows: what is kept of that must not grow with the records.
+    """
+    newest = {entry.partition: entry.next_offset for entry in pending}
+    return [Pending(end, partition, next_offset) for partition, next_offset in newest.items()]
+
+
+class Folded(NamedTuple):
+    state: State
+    end: Position
+    chain: Checksum
+    why: str
+
+
+async def fold(
+    store: Store,
+    upto: Position,
+    each: Callable[[State, Frame, PartitionState | object], None],
+    *,
+    below: Position,
+    step: int,
+) -> Folded:
+    """The state at `upto`, from the last whole snapshot at or below both it and `below`; `each` sees every frame.
+
+    Stops early at bytes that are no frame; the answer says where. Raises CorruptLog for segments that do not join.
+    """
+    upper = min(upto, below)
+    base = 0
+    for number, segment in enumerate(store.list):
+        if number and segment.start > upper:
+            break
+        if segment.snapshot_whole and segment.start < upto:
+            base = number
+    state = State()
+    end, chain = store.list[base].start, store.list[base].chain
+
+    def take(frame: Frame) -> None:
+        each(state, frame, state.apply(frame))
+
+    for segment in store.list[base:]:
+        if segment.start >= upto:
+            break
+        if (end, chain) != (segment.start, segment.chain):
+            raise CorruptLog(
+                f"{segment.name} does not follow on what stands before it: that ends at {end} with {chain:#x}",
+                file=segment.name,
+                start=segment.start,
+                end=segment.end,
+            )
+        scanned = await store.walk(segment, min(upto, segment.end), take, step=step)
+        end, chain = scanned.end, scanned.chain
+        if scanned.why:
+            return Folded(state, end, chain, scanned.why)
+    return Folded(state, end, chain, "")
+
+
+async def look_at_head(store: Store, segment: Segment) -> None:
+    """Of its first frame: the time, and whether the snapshot there is whole. Bad bytes leave both at nothing."""
+    segment.first_timestamp_ms, segment.snapshot_whole = 0, False
+    read = store.disk.read
+    async with store.pinned(segment) as file:
+        try:
+            head = await read(file, FRAMES_AT, OVERHEAD)
+            if len(head) < OVERHEAD:
+                return
+            size = frame_size(head, 0, store.frame_bytes_max)
+            segment.first_timestamp_ms, kind = _time_and_kind(head)
+            if size > segment.end - segment.start or kind != Kind.SEGMENT_START:
+                return
+            if size < PART_BYTES:  # a part that is not full is the last
+                segment.snapshot_whole = True
+                return
+            data = memoryview(await read(file, FRAMES_AT, size))
+            frame = decode(data, 0, segment.start, segment.chain, store.frame_bytes_max)
+            if frame is None:
+                return
+            last_at = last_part_at(read_part(frame.data).parts)
+            head = await read(file, FRAMES_AT + last_at, OVERHEAD)
+            if len(head) == OVERHEAD:
+                ends_at = last_at + frame_size(head, 0, store.frame_bytes_max)
+                there = _time_and_kind(head)[1] == Kind.SEGMENT_START
+                segment.snapshot_whole = there and ends_at <= segment.end - segment.start
+        except BadFrame:
+            return
+
+
+def _time_and_kind(head: bytes) -> tuple[int, int]:
+    """Of a frame without a topic."""
+    fields = FIELDS.unpack_from(head, HEAD.size + TOPIC_LEN.size)
+    return fields[3], fields[4]
