@@ -100,8 +100,8 @@ class Acks:
         watermark = self._watermark
         while True:
             value = watermark.value
+            self._refuse_old()  # first: the next leader's frames may stand where ours stood, and move the watermark
             self._answer(value)
-            self._refuse_old()
             if not self._waiting:
                 self._next_deadline = FOREVER
             try:
@@ -130,13 +130,14 @@ class Acks:
 
     def _refuse_old(self) -> None:
         """A leadership that ended while this task was on its way to wait leaves its requests behind."""
-        if self._waiting and self._waiting[0].epoch != self._house.epoch:
-            epoch = self._house.epoch
+        epoch = self._house.epoch
+        if self._waiting and self._waiting[0].epoch != epoch:
             self._refuse(Code.NOT_LEADER_OR_FOLLOWER, [w for w in self._waiting if w.epoch != epoch])
 
     def _refuse(self, code: Code, refused: list[Waiting]) -> None:
         if not refused:
             return
+        self._house.meters.add("kafka_errors", len(refused), "Produce", code.name)
         gone = set(map(id, refused))
         self._waiting = deque(waiting for waiting in self._waiting if id(waiting) not in gone)
         touched: dict[Connection, None] = {}

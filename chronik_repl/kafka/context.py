@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import trio
 
+from chronik_repl.errors import NotLeader
 from chronik_repl.kafka.coordinator import Coordinator
 from chronik_repl.positions import Position
 from chronik_repl.standing import House
@@ -74,12 +75,15 @@ class Door:
 
     async def committed(self, end: Position, timeout_s: float) -> bool:
         """Wait until `end` is below the high watermark; False when that took too long. Raises NotLeader if deposed."""
-        if self.house.log.committed.value >= end:
+        house = self.house
+        if house.log.committed.value >= end:
             return True
-        with trio.move_on_after(timeout_s):
-            await self.house.log.committed.wait(end)
-            return True
-        return False
+        epoch = house.epoch
+        with trio.move_on_after(timeout_s) as scope:
+            await house.log.committed.wait(end)
+        if house.epoch != epoch:  # what passed `end` may be the next leader's
+            raise NotLeader("the leadership ended meanwhile")
+        return not scope.cancelled_caught
 
 
 class Client:

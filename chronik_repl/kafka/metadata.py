@@ -26,7 +26,6 @@ from chronik_repl.standing import Peer
 from chronik_repl.wal.frame import TOPIC_PATTERN
 
 AUTO_CREATE_TIMEOUT_S = 10.0
-NOT_ASKED = -(2**31)  # authorized operations that nobody asked for
 Broker = tuple[int, str, int, str | None]
 
 
@@ -155,7 +154,7 @@ async def describe_cluster(context: Context, version: int, request: Any) -> Any:
             DescribeClusterResponse.DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack)
             for node_id, host, port, rack in brokers(door)
         ],
-        cluster_authorized_operations=NOT_ASKED,
+        authorized_operations=None,
     )
 
 

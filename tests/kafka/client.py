@@ -40,9 +40,7 @@ def batch(
         record = b"\0" + zigzag(0) + zigzag(delta) + zigzag(-1) + zigzag(len(value)) + value + zigzag(0)
         records += zigzag(len(record)) + record
     total = len(values) if count is None else count
-    tail = (
-        struct.pack(">hiqqqhii", attributes, len(values) - 1, timestamp_ms, timestamp_ms, *producer, total) + records
-    )
+    tail = struct.pack(">hiqqqhii", attributes, len(values) - 1, timestamp_ms, timestamp_ms, *producer, total) + records
     return struct.pack(">qiibI", 0, len(tail) + 9, -1, magic, crc32c(tail)) + tail
 
 
