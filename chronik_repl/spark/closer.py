@@ -65,12 +65,12 @@ class _Source:
 
     def __init__(self, task: CloserTask, group: Group, file: Bytes) -> None:
         self.group, self._file, self._start = group, file, task.start
-        size = file.size if group.sealed else min(file.size, FRAMES_AT + group.upto - task.start)
-        self.held_end = task.start + max(0, size - FRAMES_AT)
+        self.file_end = task.start + max(0, file.size - FRAMES_AT)
+        self.held_end = self.file_end if group.sealed else min(self.file_end, group.upto)
         self._window, self._window_at = b"", task.start
 
     def read(self, position: int, size: int) -> bytes:
-        size = min(size, self.held_end - position)
+        size = min(size, self.file_end - position)
         if size <= 0:
             return b""
         at = position - self._window_at
@@ -79,9 +79,14 @@ class _Source:
             self._window_at, at = position, 0
         return self._window[at : at + size]
 
-    def beyond(self, position: int, size: int) -> bytes:
-        """Also what stands after the end that is compared: a copy whose bytes are shifted has its last frames there."""
-        return self._file.read(FRAMES_AT + position - self._start, size)
+    def whole_end(self, upto: int) -> int:
+        """Where the last frame ends that ends by `upto`: a cut may fall into the middle of one, which is then not compared."""
+        last: Piece | None = None
+        for last in pieces(self.read, self._start, upto):
+            pass
+        if last is None or last.key is None or last.place + last.size <= upto:
+            return upto
+        return last.place
 
 
 def look_closer(task: CloserTask, files: Iterable[Bytes]) -> Closer:
@@ -97,7 +102,7 @@ def look_closer(task: CloserTask, files: Iterable[Bytes]) -> Closer:
     for source in sources:
         if source is right:
             continue
-        upto = min(source.group.upto, right.group.upto)
+        upto = right.whole_end(min(source.group.upto, right.group.upto))
         found = list(_between(source, right, task.start, upto))
         if not found:
             found = list(_unnamed(source, right, task.start, upto))
@@ -128,17 +133,12 @@ def _between(source: _Source, right: _Source, start: int, upto: int) -> Iterator
         return piece is not None and piece.checksum == checksum and piece.position == position
 
     reference = (p for p in pieces(right.read, start, upto) if p.place < upto)
-    held = min(source.held_end, upto)
-    counted = 0
-    for difference in find_differences("", reference, _with_shifted_tail(source, start, upto), upto, held, holds):
+    limit = max(upto, source.held_end) if source.group.sealed else upto
+    theirs = _with_shifted_tail(source, start, upto)
+    for difference in find_differences("", reference, theirs, upto, min(source.held_end, upto), limit, holds):
         if isinstance(difference, Difference) and difference.kind == "missing":
             difference = msgspec.structs.replace(difference, detail=_why_missing(source, difference))
-        counted += 1
         yield difference
-    if counted == 0 and source.group.sealed and source.held_end > upto and right.held_end == upto:
-        rest = source.read(upto, min(source.held_end - upto, 1 << 26))
-        if rest.count(0) != len(rest):
-            yield Difference(upto, source.held_end, "", "extra", "bytes after the segment's end")
 
 
 def _unnamed(source: _Source, right: _Source, start: int, upto: int) -> Iterator[Difference]:
@@ -152,16 +152,14 @@ def _with_shifted_tail(source: _Source, start: int, upto: int) -> Iterator[Piece
     """The copy's pieces below `upto`; and, if its bytes are shifted, the frames that were pushed beyond it."""
     place = start
     shifted = False
-    for piece in pieces(source.read, start, upto if not source.group.sealed else max(upto, source.held_end)):
-        if piece.key is None and piece.zeros and piece.place >= upto:
-            return
-        if piece.place >= upto and source.group.sealed is False and piece.key is None:
+    for piece in pieces(source.read, start, max(upto, source.held_end) if source.group.sealed else upto):
+        if piece.key is None and piece.place >= upto and (piece.zeros or not source.group.sealed):
             return
         yield piece
         place = piece.place + piece.size
         shifted = piece.key is not None and piece.position != piece.place
     if shifted and not source.group.sealed:
-        for piece in pieces(source.beyond, place, place + READ_AHEAD_BYTES):
+        for piece in pieces(source.read, place, place + READ_AHEAD_BYTES):
             if piece.key is None or piece.position >= upto:
                 return
             yield piece
@@ -214,6 +212,8 @@ def _checked(source: _Source, start: int, upto: int) -> Iterator[tuple[Piece, st
     before: Piece | None = None
     offsets: dict[tuple[bytes, int], int] = {}
     for piece in pieces(source.read, start, upto):
+        if piece.key is not None and piece.place + piece.size > upto and not source.group.sealed:
+            return  # the comparison ends inside this one
         fault = ""
         if piece.key is None:
             fault = "zeros" if piece.zeros else "no good frame stands here"
@@ -246,6 +246,6 @@ def _faults(source: _Source, start: int) -> Iterator[Difference]:
             yield Difference(
                 piece.place, place, "", kind, fault, int(piece.key is not None), piece.record_count, ranges, more
             )  # fmt: skip
-    if place < source.group.upto:
+    if place < source.whole_end(source.group.upto):
         yield Difference(place, source.group.upto, "", "missing", "the bytes end here")
 

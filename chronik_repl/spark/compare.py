@@ -78,9 +78,11 @@ def find_differences(
     other: Iterable[Piece],
     end: int,
     held_end: int,
+    limit: int,
     holds: Holds,
 ) -> Iterator[Difference | Rechained]:
-    """Both runs start at the same position. Beyond `end` nothing is compared; `held_end` is where the copy's bytes end."""
+    """Both runs start at the same position. The reference ends at `end`, the copy's bytes at `held_end`; what the copy has beyond
+    `limit` is not compared."""
     references, others = iter(reference), iter(other)
     ours: list[Piece] = []
     theirs: list[Piece] = []
@@ -97,7 +99,7 @@ def find_differences(
             del ours[:equal], theirs[:equal]
             continue
         last_window = len(ours) < WINDOW_PIECES and len(theirs) < WINDOW_PIECES
-        window = _Window(copy, ours, theirs, end, held_end, holds, before, shift)
+        window = _Window(copy, ours, theirs, end, held_end, limit, holds, before, shift)
         used_ours, used_theirs = (len(ours), len(theirs)) if last_window else window.settled()
         yield from window.differences(used_ours, used_theirs)
         if used_theirs:
@@ -118,11 +120,11 @@ class _Window:
     """One alignment: a stretch of the reference beside a stretch of the copy."""
 
     def __init__(
-        self, copy: str, ours: list[Piece], theirs: list[Piece], end: int, held_end: int, holds: Holds, before: Piece | None,
-        shift: int,
+        self, copy: str, ours: list[Piece], theirs: list[Piece], end: int, held_end: int, limit: int, holds: Holds,
+        before: Piece | None, shift: int,
     ) -> None:  # fmt: skip
         self.copy, self.ours, self.theirs, self.end, self.held_end = copy, ours, theirs, end, held_end
-        self.holds, self.before, self.shift = holds, before, shift
+        self.limit, self.holds, self.before, self.shift = limit, holds, before, shift
         self.match = self._match()  # index in theirs → index in ours
         self.backbone = _longest_rising([(t, self.match[t]) for t in sorted(self.match)])
         kept = set(self.backbone)
@@ -175,7 +177,7 @@ class _Window:
         yield from sorted(found, key=lambda d: d.start)
 
     def _gap(self, ours: list[Piece], theirs: list[Piece]) -> Iterator[Difference]:
-        theirs = [p for p in theirs if p.place < self.end and (p.key is None or p.position < self.end)]
+        theirs = [p for p in theirs if p.place < self.limit and (p.key is None or p.position < self.limit)]
         frames = [p for p in theirs if p.key is not None]
         if frames and ours and max(p.epoch for p in frames) < min(p.epoch for p in ours):
             detail = f"frames of epoch {frames[0].epoch}, where the others have epoch {ours[0].epoch}"

@@ -12,8 +12,9 @@ import hashlib
 import msgspec
 
 from chronik_repl.spark.index import lies, read_index
-from chronik_repl.spark.layout import Walk, Walked
+from chronik_repl.spark.layout import Walk, Walked, frame_at, frame_bytes_at
 from chronik_repl.spark.storage import Bytes, open_local
+from chronik_repl.wal.frame import HEAD
 from chronik_repl.wal.segment import FRAMES_AT
 
 BLOCK_BYTES = 4 * 1024 * 1024
@@ -39,6 +40,7 @@ class ScanTask(msgspec.Struct, frozen=True):
     chain: int | None  # the checksum before the first frame, as far as it is known
     sealed_end: int | None  # where the segment ends if it is sealed: nothing but zeros may follow
     runs: tuple[int, ...] = ()  # positions where the walk's tally is cut
+    open_end: bool = False  # the comparison ends inside the segment, perhaps in the middle of a frame
     index_path: str = ""  # of a sealed segment: the index is digested, and checked against the frames if they are walked
 
 
@@ -93,7 +95,7 @@ def scan(task: ScanTask, file: Bytes, raw_index: bytes = b"") -> Scan:
         index = read_index(raw_index, task.start) if task.walk else None
         if isinstance(index, str):
             result.index_lie, index = index, None
-    walk = Walk(task.bounds[0], task.chain, index) if task.walk else None
+    walk = Walk(task.bounds[0], task.chain, index, task.open_end) if task.walk else None
     end = task.bounds[-1]
     cuts = [c for c in task.runs if task.bounds[0] < c < end]
     buffer = bytearray(BLOCK_BYTES + (1 << 20))
@@ -111,7 +113,7 @@ def scan(task: ScanTask, file: Bytes, raw_index: bytes = b"") -> Scan:
                 left = _walk(walk, whole[: left + held], end, cuts, result.runs)
     if walk is not None:
         last = walk.close_run()
-        if not last.wrong and last.end < end:
+        if not last.wrong and last.end < end and not (task.open_end and _crosses(file, task, walk, end)):
             last.wrong = "the bytes end in the middle of a frame" if left else "the bytes end here"
         if last.frames or last.wrong or not result.runs:
             result.runs.append(last)
@@ -143,6 +145,16 @@ def _walk(walk: Walk, view: memoryview, end: int, cuts: list[int], runs: list[Wa
         view[:left] = bytes(view[used:])
         return left
     return 0
+
+
+def _crosses(file: Bytes, task: ScanTask, walk: Walk, end: int) -> bool:
+    """Is it the right next frame that stands here and reaches beyond the end?"""
+    at = FRAMES_AT + walk.position - task.start
+    size = frame_bytes_at(memoryview(file.read(at, HEAD.size)), 0)
+    if walk.position + size <= end or at + size > file.size:
+        return False
+    frame = frame_at(memoryview(file.read(at, size)), 0, walk.position)
+    return frame is not None and frame.position == walk.position and walk.previous in (None, frame.previous)
 
 
 def _zeros_from(file: Bytes, at: int) -> bool:

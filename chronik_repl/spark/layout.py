@@ -76,8 +76,9 @@ class Walked(msgspec.Struct, array_like=True):
 class Walk:
     """Strict. Feed it the bytes of a segment in order; each `run` ends at a cut that the caller chose."""
 
-    def __init__(self, start: int, previous: int | None, index: IndexFile | None = None) -> None:
+    def __init__(self, start: int, previous: int | None, index: IndexFile | None = None, open_end: bool = False) -> None:
         self.position = start
+        self.open_end = open_end  # a frame may reach beyond the end: it is then simply not walked
         self.previous = previous  # None: unknown, the first frame's own word is taken
         self.wrong = ""
         self.segment_start = start
@@ -141,7 +142,8 @@ class Walk:
                 self.wrong = self._not_a_frame(view, at)
                 break
             if position + 8 + length > end:
-                self.wrong = f"a frame of {8 + length} bytes does not end by {end}"
+                if not self.open_end:
+                    self.wrong = f"a frame of {8 + length} bytes does not end by {end}"
                 break
             if next_at > size_all:
                 break

@@ -197,6 +197,7 @@ class _Run:
                         None,
                         span.end if part.sealed else None,
                         span.cuts,
+                        not (span.closed and part.upto == span.end),
                         part.file.index_path if part.sealed and part.upto == span.end and is_local(part.file.path) else "",
                     )
                 )
@@ -231,7 +232,7 @@ class _Run:
         for copy in {c for j in judged for c in j.recheck_index}:
             spans = [j.span for j in judged if copy in j.recheck_index and j.status.get(copy) in ("same", "proved earlier")]
             tasks = [
-                ScanTask(copy, p.file.path, s.start, s.bounds(p.upto), True, None, None, (), p.file.index_path)
+                ScanTask(copy, p.file.path, s.start, s.bounds(p.upto), True, None, None, (), False, p.file.index_path)
                 for s in spans for p in s.parts if p.copy == copy and p.file
             ]  # fmt: skip
             for answer in self._scan(tasks):

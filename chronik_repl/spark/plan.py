@@ -21,7 +21,7 @@ class Part(msgspec.Struct, frozen=True):
     copy: str
     file: SegmentFile | None
     upto: int
-    sealed: bool  # this copy has gone on to a later segment
+    sealed: bool  # the whole segment is compared, and this copy has gone on to a later one
     durable_end: int
 
 
@@ -29,6 +29,7 @@ class Span(msgspec.Struct, frozen=True):
     start: int
     end: int  # of the segment, or where the comparison ends
     parts: tuple[Part, ...]
+    closed: bool = False  # `end` is where the segment ends: no frame may reach beyond it
     late: tuple[str, ...] = ()  # copies whose log begins after this span
     behind: tuple[str, ...] = ()  # copies whose log ends before it
 
@@ -103,9 +104,9 @@ def make_plan(copies: Sequence[Copy], log_start: int, end: int) -> Plan:
                 late.append(copy.name)
             else:
                 file = next((s for s in copy.segments if s.start == start), None)
-                sealed = any(s.start > start for s in copy.segments)
+                sealed = span_end == following and any(s.start > start for s in copy.segments)
                 parts.append(Part(copy.name, file, min(copy.end, span_end), sealed, copy.durable_end))
-        spans.append(Span(start, span_end, tuple(parts), tuple(late), tuple(behind)))
+        spans.append(Span(start, span_end, tuple(parts), span_end == following, tuple(late), tuple(behind)))
     return Plan(spans[0].start if spans else min(log_start, end), end, tuple(spans), tuple(extra))
 
 

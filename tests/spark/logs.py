@@ -93,10 +93,10 @@ class Writer:
         self.starts: list[int] = []
         self._file = None
         self._segment_start = 0
-        self._roll()
+        self.roll()
         self.begin_epoch(leader=1)
 
-    def _roll(self) -> None:
+    def roll(self) -> None:
         self._finish()
         self._segment_start = self.position
         self.starts.append(self.position)
@@ -138,7 +138,7 @@ class Writer:
 
     def data(self, topic: str, partition: int, raw: bytes, count: int) -> Written:
         if self.position - self._segment_start >= self.segment_bytes:
-            self._roll()
+            self.roll()
         base = self.offsets.get((topic, partition), 0)
         self.offsets[topic, partition] = base + count
         self.time_ms += 1
