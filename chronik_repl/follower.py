@@ -66,6 +66,8 @@ class Following:
         self._drained = trio.Event()
         self._drained_end = Position(0)
         self._drain_wanted = False
+        self._ids_asked = ""
+        self._asks_for_ids = trio.Event()
         self._repairs: dict[Position, trio.Event] = {}
 
     def end(self) -> None:
@@ -97,6 +99,7 @@ class Following:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._acknowledge)
                     nursery.start_soon(self._repair)
+                    nursery.start_soon(self._ask_for_ids)
                     await self._take()
                     nursery.cancel_scope.cancel()
             except* ProtocolError as group:
@@ -205,6 +208,21 @@ class Following:
             self._show()
             await self.connection.say(Ack(told, log.durable_checksum, self._drain_wanted))
             await log.durable.wait_beyond(told)
+
+    # Producer ids: clients ask any node for one, and only the leader gives them out, in the log
+
+    def ask_for_ids(self, word: str) -> None:
+        self._ids_asked = word
+        self._asks_for_ids.set()
+
+    async def _ask_for_ids(self) -> None:
+        log = self._log
+        while True:
+            await self._asks_for_ids.wait()
+            self._asks_for_ids = trio.Event()
+            await self.connection.say(
+                Ack(log.durable.value, log.durable_checksum, self._drain_wanted, self._ids_asked)
+            )
 
     # A promotion of this node
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 import trio
 
-from chronik_repl.errors import ChronikError, NotLeader, Refused
+from chronik_repl.errors import ChronikError, DiskFull, NotLeader, Refused
 from chronik_repl.positions import Epoch, NodeId, Position
 from chronik_repl.replication import epochs, progress
 from chronik_repl.replication.local import Local
@@ -24,9 +24,10 @@ from chronik_repl.replication.session import Connection
 from chronik_repl.replication.shipper import Link
 from chronik_repl.replication.trail import Trail
 from chronik_repl.standing import FollowerStatus, Peer
-from chronik_repl.wal.changes import EpochStart, LogStartMoved, Member, MembersChanged
+from chronik_repl.wal.changes import EpochStart, LogStartMoved, Member, MembersChanged, ProducerIdGiven
 
 RETENTION_INTERVAL_S = 10.0
+IDS_AT_ONCE = 16  # producer ids for a follower that asks
 DRAIN_TIMEOUT_S = 15.0  # a promotion that does not come after this: the leader accepts again
 
 HandOver = Callable[[Connection, Handshake], None]
@@ -241,6 +242,13 @@ class Leadership:
             self._advance()
         else:
             self._end_draining()
+
+    def give_ids(self, asked: str) -> None:
+        last = self._log.state.next_producer_id + IDS_AT_ONCE - 1
+        try:
+            self._log.append_change(ProducerIdGiven(last, IDS_AT_ONCE, asked))
+        except (DiskFull, NotLeader):
+            return  # it asks again
 
     def changed(self, link: Link) -> None:
         self._members_wake.set()

@@ -176,6 +176,10 @@ class Node:
     def enough_replicas(self) -> bool:
         return self._leadership is not None and self._leadership.enough_replicas
 
+    def ask_for_producer_ids(self, word: str) -> None:
+        if self._receiver.session is not None:
+            self._receiver.session.ask_for_ids(word)
+
     @property
     def ready(self) -> bool:
         role = self.role

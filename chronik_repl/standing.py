@@ -137,6 +137,9 @@ class House(Protocol):
     def enough_replicas(self) -> bool:
         """Are as many followers live as acks=all needs? Always true in async mode."""
 
+    def ask_for_producer_ids(self, word: str) -> None:
+        """On a follower: ask the leader for some. They come in the log's state, `ids_given`, under this word."""
+
     @property
     def ready(self) -> bool: ...
 

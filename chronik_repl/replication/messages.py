@@ -133,6 +133,7 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     position: Count
     checksum: Chain
     drain: bool = False  # this follower is to lead: stop accepting and send me the rest
+    ids_asked: Reason = ""  # producer ids for its clients, please; the answer stands in the log, under this word
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):

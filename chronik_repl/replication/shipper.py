@@ -51,6 +51,9 @@ class Leading(Protocol):
 
     def acked(self, link: Link, position: Position, drain: bool) -> None: ...
 
+    def give_ids(self, asked: str) -> None:
+        """Producer ids for a follower's clients."""
+
     def meets_promise(self, promise: epochs.Promise) -> None:
         """A peer has promised a later epoch, or this one to another node."""
 
@@ -379,6 +382,8 @@ class Link:
             event = await connection.receive()
             if isinstance(event, Ack):
                 await self._acked(Position(event.position), Checksum(event.checksum), event.drain)
+                if event.ids_asked:
+                    self._leading.give_ids(event.ids_asked)
             elif isinstance(event, HeartbeatAnswer):
                 if event.diverged:
                     self._diverges(event.diverged)

@@ -82,7 +82,11 @@ class LogStartMoved(msgspec.Struct, frozen=True, tag="log-start"):
 
 
 class ProducerIdGiven(msgspec.Struct, frozen=True, tag="producer-id"):
+    """This id and the `count` - 1 before it are taken. A follower that asked finds its own by `asked`."""
+
     producer_id: int
+    count: int = 1
+    asked: str = ""
 
 
 class GroupMember(msgspec.Struct, frozen=True):

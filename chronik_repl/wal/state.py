@@ -49,6 +49,7 @@ from chronik_repl.wal.snapshot import encode_state, replace_state
 BATCH = struct.Struct(">qiibIhiqqqhii")
 PRODUCER_IDLE_MS = 7 * 24 * 3600 * 1000
 GROUP_IDLE_MS = 7 * 24 * 3600 * 1000
+IDS_GIVEN_KEPT = 64
 MEMBERSHIPS_KEPT = 8  # two count at once at most; the rest is for those who look back
 PARTITIONS_MAX = 100_000  # of one topic
 OFFSET_MAX = (1 << 63) - 1
@@ -62,6 +63,7 @@ class State:
         self.membership: list[tuple[Position, MembersChanged]] = []  # end of the frame, what it says
         self.sources: dict[str, SourcePosition] = {}
         self.next_producer_id = 1
+        self.ids_given: dict[str, tuple[ProducerIdGiven, Position]] = {}  # lately, and where; in no snapshot
         self.log_start = ORIGIN
         self.timestamp_ms = 0
         self._topics_raw: dict[bytes, TopicState] = {}
@@ -162,6 +164,10 @@ class State:
                     self.topics[change.topic].retire()
             case ProducerIdGiven():
                 self.next_producer_id = max(self.next_producer_id, change.producer_id + 1)
+                if change.asked:
+                    self.ids_given[change.asked] = (change, end)
+                    if len(self.ids_given) > IDS_GIVEN_KEPT:
+                        del self.ids_given[next(iter(self.ids_given))]
             case SourcePosition():
                 self.sources[change.source] = change
             case LogStartMoved():
