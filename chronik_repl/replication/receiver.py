@@ -83,7 +83,9 @@ class Receiver:
             ours = session is not None and session.connection is connection
             if ours:
                 self.session = None
-            if not (ours and session is not None and session.surrendered):
+            if ours and session is not None and session.surrendered:
+                await connection.closed.wait()  # by whom it was surrendered to
+            else:
                 await connection.aclose()
 
     async def _converse(self, connection: Connection, first: Handshake | None) -> None:

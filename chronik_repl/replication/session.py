@@ -39,6 +39,7 @@ class Connection:
         self._timeout_s = timeout_s
         self._deadline = trio.current_time() + timeout_s
         self._sending = trio.Lock()
+        self.closed = trio.Event()
         self.received_bytes = 0
         self.sent_bytes = 0
         self.last_received_at = trio.current_time()
@@ -79,6 +80,7 @@ class Connection:
 
     async def aclose(self) -> None:
         """At once: nothing that matters is left to say when a session ends."""
+        self.closed.set()
         with trio.CancelScope() as scope:
             scope.cancel()
             await self._stream.aclose()

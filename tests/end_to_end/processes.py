@@ -144,7 +144,9 @@ class Processes:
         """Whoever leads now."""
 
         def find() -> Process | None:
-            leading = [(s["epoch"], n) for n in self.nodes.values() if n.alive and (s := n.status()).get("role") == "leader"]
+            leading = [
+                (s["epoch"], n) for n in self.nodes.values() if n.alive and (s := n.status()).get("role") == "leader"
+            ]
             return max(leading, key=lambda found: found[0])[1] if leading else None
 
         found: Process = until(find, "someone leads")

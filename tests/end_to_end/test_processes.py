@@ -27,7 +27,9 @@ def produce(leader: Process, count: int, first: int = 0) -> None:
 
 def assert_same_bytes(cluster: Processes) -> None:
     log = cluster.same_logs()
-    streams = {node_id: stream_bytes(node.data_dir, log["start"], log["end"]) for node_id, node in cluster.nodes.items()}
+    streams = {
+        node_id: stream_bytes(node.data_dir, log["start"], log["end"]) for node_id, node in cluster.nodes.items()
+    }
     assert len(streams[1]) == log["end"] - log["start"]
     assert len(set(streams.values())) == 1
 
