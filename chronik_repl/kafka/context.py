@@ -27,6 +27,7 @@ import trio
 
 from chronik_repl.errors import NotLeader
 from chronik_repl.kafka.coordinator import Coordinator
+from chronik_repl.kafka.producer_ids import Ids
 from chronik_repl.positions import Position
 from chronik_repl.standing import House
 
@@ -69,6 +70,7 @@ class Door:
         )
         self.meters = house.meters
         self.coordinator = Coordinator(house)
+        self.producer_ids = Ids(house)
         self.logins: Logins | None = None  # set where clients must log in
         self.advertised = ""  # "host:port", once bound
         self.pending_topics: dict[str, Position] = {}  # made or grown, not yet below the high watermark

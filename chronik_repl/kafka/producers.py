@@ -1,8 +1,8 @@
 """Idempotent producers: ids that are given out once, and batches that are written once.
 
 An id is given out in the log, and told to the producer only when that stands below the high watermark: no later leader
-can give it out again. What each producer wrote last into a partition (its last five batches) is part of the log's
-state, so the check here says the same after a restart and on a promoted follower.
+can give it out again (producer_ids.py). What each producer wrote last into a partition (its last five batches) is part
+of the log's state, so the check here says the same after a restart and on a promoted follower.
 
 `check` is on the hot path: it looks at numbers from the batch's head, and at nothing else.
 """
@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from chronik_repl.errors import ChronikError, DiskFailed
+from chronik_repl.errors import ChronikError, DiskFailed, NotLeader
 from chronik_repl.kafka.codec import InitProducerIdResponse
 from chronik_repl.kafka.codes import Code, error_code
 from chronik_repl.kafka.context import Api, Context
 from chronik_repl.positions import Offset, Position
-from chronik_repl.wal.changes import ProducerIdGiven
 from chronik_repl.wal.state import PartitionState
 
 SEQUENCE_MAX = 0x7FFFFFFF  # then 0 again
-GIVE_TIMEOUT_S = 30.0
 
 
 class Duplicate(NamedTuple):
@@ -52,28 +50,20 @@ def check(
 
 
 async def init_producer_id(context: Context, version: int, request: Any) -> Any:
-    """A new id for anyone who asks without a transactional id. Transactions are refused for good."""
+    """A new id for anyone who asks, of any node, without a transactional id. Transactions are refused for good."""
     if request.transactional_id is not None:
         return InitProducerIdResponse(error_code=Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_epoch=-1)
-    house = context.house
-    code = context.door.coordinator.standing()
-    if code is not Code.NONE:
-        # A client asks any node for an id. "Not the coordinator" would make some look for a transaction coordinator,
-        # which there is not; this makes all of them ask again, and soon another node.
-        return InitProducerIdResponse(error_code=Code.COORDINATOR_LOAD_IN_PROGRESS, producer_epoch=-1)
-    log, epoch = house.log, house.epoch
-    producer_id = log.state.next_producer_id
     try:
-        end = log.append_change(ProducerIdGiven(producer_id)).end
-        in_time = await context.door.committed(end, GIVE_TIMEOUT_S)
+        producer_id = await context.door.producer_ids.take()
     except DiskFailed:
         raise
     except ChronikError as error:
-        code = error_code(error)
-        if code is Code.NOT_LEADER_OR_FOLLOWER:
-            code = Code.COORDINATOR_LOAD_IN_PROGRESS
-        return InitProducerIdResponse(error_code=code, producer_epoch=-1)
-    if not in_time or house.epoch != epoch or house.role != "leader":  # the frame may not be ours any more
+        if not isinstance(error, NotLeader):
+            return InitProducerIdResponse(error_code=error_code(error), producer_epoch=-1)
+        producer_id = None
+    if producer_id is None:
+        # "Not the coordinator" would make some clients look for a transaction coordinator, which there is not. This
+        # makes all of them ask again.
         return InitProducerIdResponse(error_code=Code.COORDINATOR_LOAD_IN_PROGRESS, producer_epoch=-1)
     return InitProducerIdResponse(error_code=Code.NONE, producer_id=producer_id, producer_epoch=0)
 

@@ -383,6 +383,23 @@ async def test_kf60_a_producer_id_is_never_given_out_twice(tmp_path: Path) -> No
     assert len(set(given)) == 6
 
 
+async def test_kf60_a_follower_gives_out_what_its_leader_gave_it(tmp_path: Path) -> None:
+    """And only once that is below the high watermark, and nothing that was given to it in an earlier life."""
+    with trio.fail_after(2 * DEADLINE_S):
+        given = []
+        for _ in range(2):
+            async with open_door(tmp_path) as (house, address), connect(address) as client:
+                house.role = "follower"
+                with house.held():
+                    await client.send(init(), 4)
+                    assert await waits(client)
+                given.append((await client.answer()).producer_id)
+                given += [(await client.ask(init(), 4)).producer_id for _ in range(4)]
+                house.role = "leader"
+                given.append((await client.ask(init(), 4)).producer_id)
+        assert len(set(given)) == 12
+
+
 def test_kf60_the_next_leader_folds_the_ids_of_the_one_before() -> None:
     state = State()
     state.fold(ProducerIdGiven(41), *[0] * 4)  # type: ignore[arg-type]
