@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from chronik_repl import __version__
@@ -65,8 +64,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"chronik {__version__}")
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     for name in MODULES:
-        if find_spec(name) is None:
-            continue
         register: Callable[[Any], None] = import_module(name).register
         register(subcommands)
     return parser
