@@ -83,8 +83,8 @@ class Housekeeper:
                 await self.raise_starts(after=gone[-1].end)
                 for segment in gone:
                     await self._store.forget(segment)
+                    await self._disk.sync_dir(FOLDER)  # each in turn: a power cut must not leave a gap behind
                     self._stats.segments_removed += 1
-                await self._disk.sync_dir(FOLDER)
             await self._start_moved.wait()
             self._start_moved = trio.Event()
 
