@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import sys
@@ -119,6 +120,7 @@ class RealDisk:
         self._limiter = trio.CapacityLimiter(4)
         self._failure: str | None = None
         self._files: set[RealFile] = set()
+        self._asides = itertools.count()
         self._lock_fd = -1
         self._closed = False
         self._committer: threading.Thread | None = None
@@ -344,7 +346,7 @@ class RealDisk:
 
     def _replace(self, name: str, data: bytes) -> None:
         path = self.path / name
-        aside = path.with_name(path.name + ".new")
+        aside = path.with_name(f"{path.name}.{next(self._asides)}.new")  # two may be under way for one name
         fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             _write_all(fd, 0, (data,))

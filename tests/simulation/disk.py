@@ -11,6 +11,7 @@ Troubles, each armed by hand: `fail_sync_in(n)`, `capacity_bytes`, `rot(name, at
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -50,6 +51,7 @@ class SimDisk:
         self._running = trio.Event()
         self._running.set()
         self._files: list[SimFile] = []
+        self._asides = itertools.count()
         self._fail_sync_in = 0
         self._misplace_in = 0
         self._locked = False
@@ -216,7 +218,7 @@ class SimDisk:
 
     async def _replace(self, name: str, data: bytes) -> None:
         await self._elapse()
-        aside = name + ".new"
+        aside = f"{name}.{next(self._asides)}.new"
         found = self.medium.find(aside)
         inode = self.medium.create(aside) if found is None else found
         self.medium.resize(inode, 0)

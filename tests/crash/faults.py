@@ -1,0 +1,155 @@
+"""The machine's own faults: killed processes, failing syncs, full file systems, power cuts. `scripts/faults --help`.
+
+Each function runs one fault and returns what is wrong, or raises `CannotDo` with what this machine lacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import trio
+
+from chronik_repl.errors import ChronikError, DiskFailed
+from tests.crash.life import live, missing
+
+EXT4_IOC_SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = 2
+MKFS = ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0")
+
+
+class CannotDo(Exception):
+    """This machine cannot; the message says what is missing."""
+
+
+def traced_life(directory: Path, groups: int, seed: int, injection: str) -> tuple[int, list[str]]:
+    """Run a life under strace with one fault; its exit code and what it said."""
+    strace = shutil.which("strace")
+    if strace is None:
+        raise CannotDo("strace is not installed")
+    process = subprocess.run(
+        [strace, "-f", "-qq", "-o", os.devnull, "-e", f"inject={injection}",
+         sys.executable, "-m", "tests.crash.life", str(directory), str(groups), str(seed)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if "ptrace" in process.stderr or "strace:" in process.stderr:
+        raise CannotDo(f"strace does not work here: {process.stderr.strip().splitlines()[0]}")
+    return process.returncode, process.stdout.splitlines()
+
+
+def kill_at_write(directory: Path, n: int, groups: int = 8) -> tuple[bool, str]:
+    """kill -9 in the nth write. (whether it was reached, what is wrong)."""
+    code, said = traced_life(directory, groups, n, f"pwritev2,pwritev,pwrite64:signal=SIGKILL:when={n}")
+    if code == 0:
+        return False, ""
+    if code not in (-9, 137):
+        return True, f"ended with code {code}: {said[-1:]}"
+    return True, _check(directory, said)
+
+
+def fail_nth_sync(directory: Path, n: int, groups: int = 8) -> tuple[bool, str]:
+    """EIO at the nth fdatasync; the next ones succeed again. (whether it was reached, what is wrong)."""
+    code, said = traced_life(directory, groups, n, f"fdatasync:error=EIO:when={n}")
+    if code == 0:
+        return False, ""
+    if code != 3 or not said[-1].startswith("failed ") or "Input/output error" not in said[-1]:
+        return True, f"ended with code {code}: {said[-1:]}"
+    return True, _check(directory, said[:-1])
+
+
+def _check(directory: Path, said: list[str]) -> str:
+    if any(not line.startswith("acked ") for line in said):
+        return f"said something else than acks: {said}"
+    try:
+        lost = trio.run(missing, directory, said)
+    except ChronikError as error:
+        return f"does not open: {error}"
+    return f"lost: {lost}" if lost else ""
+
+
+@contextlib.contextmanager
+def mounted(what: list[str], where: Path) -> Iterator[Path]:
+    where.mkdir(exist_ok=True)
+    if os.geteuid() != 0:
+        raise CannotDo("mounting needs root")
+    done = subprocess.run(["mount", *what, str(where)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotDo(f"mount {' '.join(what)}: {done.stderr.strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", str(where)], check=True, capture_output=True)
+
+
+class PowerCuts:
+    """An ext4 of its own on a loop device, whose power can be cut. A log lives there through all of them."""
+
+    def __init__(self, scratch: Path, seed: int) -> None:
+        if shutil.which("mkfs.ext4") is None:
+            raise CannotDo("mkfs.ext4 is not installed")
+        self._rng = random.Random(seed)
+        self._image, self._where = scratch / "disk.img", scratch / "mounted"
+        self.acked: list[str] = []
+        self.cuts_in_flight = 0
+        with open(self._image, "wb") as file:
+            file.truncate(96 * 1024 * 1024)
+        subprocess.run([*MKFS, str(self._image)], check=True, capture_output=True)
+
+    def cut(self) -> str:
+        """Live for a random while, cut, mount again, look. What is wrong, or ""."""
+        rng = self._rng
+        after = rng.randrange(1, 25)
+        said: list[str] = []
+        with mounted(["-o", "loop", str(self._image)], self._where) as where:
+            mount_fd = os.open(where, os.O_RDONLY)
+
+            def say(line: str) -> None:
+                said.append(line)
+                if len(said) == after:
+                    shut_down(mount_fd)
+
+            async def main() -> None:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(live, where / "log", 60, rng.randrange(1 << 30), say)
+                    if rng.random() < 0.5:  # in the middle of whatever it does, not just after an ack
+                        await trio.sleep(rng.random() * 0.03)
+                        said_before = len(said)
+                        if said_before < after:
+                            shut_down(mount_fd)
+                            self.cuts_in_flight += 1
+
+            try:
+                trio.run(main)
+            except* DiskFailed:
+                pass
+            except* OSError:  # the file system is gone under open()
+                pass
+            finally:
+                os.close(mount_fd)
+        with mounted(["-o", "loop", str(self._image)], self._where) as where:
+            self.acked = [*self.acked[-200:], *said]
+            if not (where / "log").exists():
+                return f"the directory is gone, with {len(self.acked)} acks" if self.acked else ""
+            return _check(where / "log", self.acked)
+
+
+def shut_down(mount_fd: int) -> None:
+    """The power fails: nothing more reaches the device, not even the journal."""
+    flags = struct.pack("I", NO_LOG_FLUSH)
+    with contextlib.suppress(OSError):  # twice is once
+        fcntl.ioctl(mount_fd, EXT4_IOC_SHUTDOWN, flags)
+
+
+def can_shut_down() -> None:
+    """Raises CannotDo where namespaces or capabilities forbid it."""
+    if ctypes.CDLL(None).prctl(23, 21, 0, 0, 0) != 1:  # PR_CAPBSET_READ, CAP_SYS_ADMIN
+        raise CannotDo("CAP_SYS_ADMIN is missing: no mounting, no shutdown of a file system")

@@ -1,0 +1,120 @@
+"""A log written on real files, as a process of its own: `python -m tests.crash.life DIRECTORY GROUPS SEED`.
+
+It opens the log (or founds it), appends, and says on stdout what is durable, a line an ack: `acked OFFSET SIZE FILL`.
+The batch follows from size and fill, so whoever reads the lines knows what must be there after a crash. On a disk
+error it says `failed MESSAGE` and ends with code 3, and `acked` after that would be a lie that the reader notices.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from chronik_repl.errors import DiskFailed
+from chronik_repl.positions import Epoch
+from chronik_repl.wal.changes import EpochStart, TopicMade
+from chronik_repl.wal.disk import RealDisk
+from chronik_repl.wal.log import Log
+from chronik_repl.wal.values import LogSettings
+from tests.crash.scenario import CLUSTER, batch
+
+SETTINGS = LogSettings(segment_bytes=32 * 1024, min_free_bytes=0, scrub_mb_per_s=0)
+RECORDS = 3
+Say = Callable[[str], None]
+
+
+async def live(directory: Path, groups: int, seed: int, say: Say, settings: LogSettings = SETTINGS) -> None:
+    """Append `groups` groups, a few batches each, and wait for each group. Raises DiskFailed or DiskFull."""
+    rng = random.Random(seed)
+    disk = RealDisk(directory, fill_pace=0)
+    try:
+        disk.lock()
+        log = await Log.open(disk, settings, CLUSTER)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(log.run)
+            await _append(log, groups, rng, say)
+            await log.close()
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        errors = group.subgroup(DiskFailed)
+        if errors is None:
+            raise
+        raise _first(errors) from None
+    finally:
+        disk.close()
+
+
+def _first(group: BaseExceptionGroup[DiskFailed]) -> DiskFailed:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _append(log: Log, groups: int, rng: random.Random, say: Say) -> None:
+    if not log.state.history:
+        log.found(CLUSTER)
+    log.begin_epoch(Epoch(log.state.history[-1].epoch + 1 if log.state.history else 1), EpochStart(1, "directory"))
+    if "t" not in log.state.topics:
+        log.append_change(TopicMade("t", 1))
+    for _ in range(groups):
+        acks = []
+        for _ in range(rng.choice((1, 2, 4))):
+            size, fill = rng.choice((50, 500, 5000)), rng.randrange(256)
+            appended = log.append_batch("t", 0, batch(RECORDS, size, fill), record_count=RECORDS)
+            acks.append(f"acked {appended.base_offset} {size} {fill}")
+        await log.durable.wait(log.end)
+        log.commit_to(log.durable.value)
+        for ack in acks:
+            say(ack)
+
+
+async def missing(directory: Path, said: list[str], settings: LogSettings = SETTINGS) -> list[str]:
+    """Of the acks that were said: those that the recovered log does not hold, byte for byte."""
+    disk = RealDisk(directory, fill_pace=0)
+    lost = []
+    try:
+        disk.lock()
+        log = await Log.open(disk, settings, CLUSTER)
+        if said:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(log.run)
+                log.commit_to(log.durable.value)
+                for line in said:
+                    word, *numbers = line.split()
+                    assert word == "acked", line
+                    offset, size, fill = map(int, numbers)
+                    if log.end_offset("t", 0) < offset + RECORDS:
+                        lost.append(line)
+                        continue
+                    fetched = await log.fetch("t", 0, offset, 1)
+                    got = bytes(fetched.batches[0])
+                    # The leader's epoch and the offset stand in the first 16 bytes.
+                    if int.from_bytes(got[:8], "big") != offset or got[16:] != batch(RECORDS, size, fill)[16:]:
+                        lost.append(line)
+                await log.close()
+                nursery.cancel_scope.cancel()
+    finally:
+        disk.close()
+    return lost
+
+
+def main() -> int:
+    directory, groups, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+    def say(line: str) -> None:
+        os.write(1, line.encode() + b"\n")  # no buffer: a killed process said what it said
+
+    try:
+        trio.run(live, directory, groups, seed, say)
+    except DiskFailed as error:
+        say(f"failed {error}")
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Real faults of a real machine: acked is there, always. `scripts/faults` repeats each as often as you like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from chronik_repl.errors import ChronikError, DiskFailed, DiskFull
+from chronik_repl.wal.values import LogSettings
+from tests.crash.faults import CannotDo, PowerCuts, can_shut_down, fail_nth_sync, kill_at_write, mounted
+from tests.crash.life import live, missing
+
+
+def at_each(run: Callable[[Path, int], tuple[bool, str]], numbers: list[int], tmp_path: Path) -> int:
+    reached = 0
+    try:
+        for n in numbers:
+            hit, wrong = run(tmp_path / str(n), n)
+            assert not wrong, f"at {n}: {wrong}"
+            reached += hit
+    except CannotDo as error:
+        pytest.skip(str(error))
+    return reached
+
+
+def test_kf15_a_failed_fdatasync_is_final_and_what_was_acked_is_there(tmp_path: Path) -> None:
+    """EIO at the nth fdatasync of a run; the later ones would succeed. No retry, no ack after it."""
+    assert at_each(fail_nth_sync, [1, 2, 3, 4, 6, 9, 12], tmp_path) >= 6
+
+
+def test_kill_9_at_each_nth_write(tmp_path: Path) -> None:
+    assert at_each(kill_at_write, [1, 2, 3, 4, 5, 7, 10, 14], tmp_path) >= 7
+
+
+def test_kf10_a_true_power_cut_twenty_times(tmp_path: Path) -> None:
+    """ext4 on a loop device, shut down without flushing its journal, mounted again."""
+    try:
+        can_shut_down()
+        cuts = PowerCuts(tmp_path, seed=1)
+        for n in range(20):
+            wrong = cuts.cut()
+            assert not wrong, f"cut {n}: {wrong}"
+    except CannotDo as error:
+        pytest.skip(str(error))
+    assert len(cuts.acked) > 20
+    assert cuts.cuts_in_flight > 2
+
+
+def test_kf17_a_full_file_system_and_the_restart_once_there_is_space(tmp_path: Path) -> None:
+    """A tmpfs too small for the run: writes end in mid-frame. Everything acked is there, before and after there is
+    space, and the log goes on."""
+    settings = LogSettings(segment_bytes=1024 * 1024, min_free_bytes=0, scrub_mb_per_s=0)
+    said: list[str] = []
+    try:
+        with mounted(["-t", "tmpfs", "-o", "size=300k", "tmpfs"], tmp_path / "small") as where:
+            ballast = where / "ballast"
+            ballast.write_bytes(bytes(100 * 1024))
+            with pytest.raises((DiskFailed, DiskFull), match=r"[Nn]o space"):
+                trio.run(live, where / "log", 500, 1, said.append, settings)
+            assert said
+            assert trio.run(missing, where / "log", said, settings) == []
+            ballast.unlink()
+            before = len(said)
+            with pytest.raises((DiskFailed, DiskFull)):
+                trio.run(live, where / "log", 500, 2, said.append, settings)
+            assert len(said) > before, "it went on where it had stopped"
+            assert trio.run(missing, where / "log", said, settings) == []
+    except CannotDo as error:
+        pytest.skip(str(error))
+
+
+async def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(live, tmp_path, 10_000, 1, said.append)
+        with trio.fail_after(30):
+            while not said:
+                await trio.sleep(0.01)
+        with pytest.raises(ChronikError, match="in use by process"):
+            await missing(tmp_path, [])
+        nursery.cancel_scope.cancel()
