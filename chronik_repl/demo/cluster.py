@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -58,7 +59,7 @@ class Node:
         seen = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [program], env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
+                [program], env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_last_will()
             )
         ready = self._wait_ready(seen)
         self.kafka, self.http, self.replication = ready["kafka"], ready["http"], ready["replication"]
@@ -156,5 +157,9 @@ class Cluster:
             time.sleep(POLL_S)
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def _last_will() -> Callable[[], None] | None:
+    """Only from the main thread: the kernel means the parent's thread, and another one may end before the process."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -55,6 +55,7 @@ class Shop:
                 "compression.type": "lz4",
                 "linger.ms": 5,
                 "client.id": "shop",
+                "log_level": 2,  # a killed node is part of the story
             }
         )
         due = time.monotonic()
@@ -96,7 +97,7 @@ class Shop:
         from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
         consumer = Consumer(
-            {"bootstrap.servers": bootstrap, "group.id": "auditor", "enable.auto.commit": False, "client.id": "auditor"}
+            {"bootstrap.servers": bootstrap, "group.id": "auditor", "enable.auto.commit": False, "log_level": 2}
         )
         assert self._remembered is not None, "checked once already"
         acked, until = self._remembered.copy(), self._acked_until.copy()
