@@ -1,0 +1,305 @@
+"""The judge: hears and sees everything, believes no node, and says what promise was broken.
+
+It looks at the disks themselves, at what a power cut would leave of them, not at what nodes say of them; it hears
+every control message as it is sent; it is asked after every step of every task. Its own decisions are taken
+from the production code at import, before any bug is planted.
+
+What it keeps is one *canon*: the bytes that a leader ever committed, from position 0 on. Every node's log below its
+high watermark must be that, byte for byte, for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from chronik_repl import identity
+from chronik_repl.replication import epochs
+from chronik_repl.replication.messages import (
+    Ack,
+    Answer,
+    Handshake,
+    HandshakeAnswer,
+    HeartbeatAnswer,
+    Message,
+    Purpose,
+)
+from chronik_repl.wal import frame
+from chronik_repl.wal.segment import FRAMES_AT
+from tests.simulation.medium import Inode, Medium
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Machine
+
+in_force = epochs.membership_in_force  # as they are, whatever is planted later
+may_grant = epochs.may_grant
+
+
+class Broken(Exception):
+    """A promise was broken."""
+
+
+class Acked(NamedTuple):
+    ident: int
+    producer: int
+    node: str
+    epoch: int
+    position: int
+    end: int
+    everyone: bool  # acks=all
+
+
+class Stretch(NamedTuple):
+    """A part of the stream, as it stands in one file."""
+
+    inode: Inode
+    linked: bool  # does the directory name it durably?
+    at: int
+    size: int
+
+
+class Judge:
+    def __init__(self) -> None:
+        self.canon = bytearray()
+        self.canon_start = 0
+        self.acked: list[Acked] = []
+        self.leaders: dict[int, str] = {}  # epoch → the directory that committed in it
+        self.began: dict[int, str] = {}  # epoch → the node that leads it
+        self.lossy: set[int] = set()
+        self.verdicts: list[str] = []
+        self.transcript: list[tuple[float, str, tuple[object, ...]]] = []
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._promised: dict[str, epochs.Promise] = {}  # directory → what it told that it promised
+        self._asked: dict[tuple[str, int], Handshake] = {}  # (asker, connection) → its last handshake
+        self._durable_seen: dict[tuple[str, int], int] = {}  # (machine, boot) → its acks were checked up to here
+        self.machines: dict[str, Machine] = {}
+        self.commits = self.messages = 0
+
+    # ── what happens ──
+
+    def note(self, what: str, *detail: object) -> None:
+        now = trio.current_time()
+        self.transcript.append((now, what, detail))
+        self._hash.update(f"{now:.9f} {what} {detail!r}\n".encode())
+
+    def trace_hash(self) -> str:
+        return self._hash.hexdigest()
+
+    def broken(self, what: str) -> None:
+        self.note("BROKEN", what)
+        self.verdicts.append(what)
+
+    # ── what nodes say ──
+
+    def said(self, source: str, target: str, connection: int, message: Message) -> None:
+        self.messages += 1
+        self.note("says", source, target, connection, message)
+        machine = self.machines[source]
+        if isinstance(message, Handshake):
+            self._asked[source, connection] = message
+            if message.purpose != Purpose.ASK:
+                self._check_taken(machine, message)
+        elif isinstance(message, HandshakeAnswer):
+            asked = self._asked.get((target, connection))
+            if asked is not None and message.status == Answer.OK and asked.purpose != Purpose.ASK:
+                self._check_granted(machine, message, asked)
+        elif isinstance(message, Ack):
+            self._check_durable(machine, message.position, "acks")
+        elif isinstance(message, HeartbeatAnswer) and not message.diverged:
+            self._check_durable(machine, message.position, "answers a heartbeat with")
+
+    def _check_taken(self, machine: Machine, message: Handshake) -> None:
+        kept = self._kept_promise(machine)
+        wanted = epochs.Promise(message.epoch, message.node_id, message.directory_id)
+        if kept != wanted:
+            self.broken(f"promise 4: {machine.name} asks for epoch {message.epoch} with {kept} on its own disk")
+        if message.purpose == Purpose.SHIP:
+            start = next((e.start for e in message.history if e.epoch == message.epoch), None)
+            gone = start is not None and start < machine.log_start
+            if start is None or not (gone or self._holds_durably(machine, start, start + 1)):
+                self.broken(f"{machine.name} ships epoch {message.epoch} before its start frame is durable")
+
+    def _check_granted(self, machine: Machine, message: HandshakeAnswer, asked: Handshake) -> None:
+        granted = epochs.Promise(asked.epoch, asked.node_id, asked.directory_id)
+        before = self._promised.get(message.directory_id, epochs.NO_PROMISE)
+        if not may_grant(before, granted):
+            self.broken(f"promise 4: {machine.name} promised {before} and now {granted}")
+        self._promised[message.directory_id] = max(before, granted)
+        kept = self._kept_promise(machine)
+        if kept.epoch < granted.epoch:
+            self.broken(f"promise 4: {machine.name} grants {granted} with {kept} on its disk")
+
+    def _kept_promise(self, machine: Machine) -> epochs.Promise:
+        """As a power cut would leave it."""
+        medium = machine.disk.medium
+        inode = medium.folders[""].durable.get(identity.FILE)
+        if inode is None:
+            return epochs.NO_PROMISE
+        content = identity.decode(bytes(medium.inodes[inode].durable))
+        return epochs.Promise(content.promised_epoch, content.promised_to, content.promised_directory)
+
+    def _check_durable(self, machine: Machine, position: int, what: str) -> None:
+        key = (machine.name, machine.boots)
+        seen = self._durable_seen.get(key, 0)
+        start = min(seen, position) if seen else max(0, position - 2000)
+        if position > start and not self._holds_durably(machine, max(start, machine.log_start), position):
+            self.broken(f"promise 1: {machine.name} {what} position {position}, which a power cut would take away")
+        self._durable_seen[key] = position
+
+    # ── what stands on disks ──
+
+    def stretches(self, medium: Medium, start: int, end: int) -> list[Stretch] | None:
+        """Where [start, end) of the stream stands; None where a part of it is nowhere."""
+        if end <= start:
+            return []
+        folder = medium.folders.get("wal")
+        if folder is None:
+            return None
+        found, at = list[Stretch](), start
+        segments = sorted((int(name[:20]), inode, name) for name, inode in folder.seen.items() if name[20:] == ".wal")
+        for number, (first, inode, name) in enumerate(segments):
+            until = segments[number + 1][0] if number + 1 < len(segments) else end
+            if until <= at:
+                continue
+            if first > at:
+                return None
+            size = min(end, until) - at
+            found.append(Stretch(medium.inodes[inode], folder.durable.get(name) == inode, FRAMES_AT + at - first, size))
+            at += size
+            if at == end:
+                return found
+        return None
+
+    def read(self, medium: Medium, start: int, end: int, *, durable: bool = False) -> bytes | None:
+        found = self.stretches(medium, start, end)
+        if found is None:
+            return None
+        pieces = []
+        for stretch in found:
+            if durable and not stretch.linked:
+                return None
+            data = stretch.inode.durable if durable else stretch.inode.seen
+            piece = bytes(data[stretch.at : stretch.at + stretch.size])
+            if len(piece) != stretch.size:
+                return None
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _holds_durably(self, machine: Machine, start: int, end: int) -> bool:
+        found = self.stretches(machine.disk.medium, start, end)
+        if found is None:
+            return False
+        for stretch in found:
+            upto = stretch.at + stretch.size
+            if not stretch.linked or stretch.inode.durable[stretch.at : upto] != stretch.inode.seen[stretch.at : upto]:
+                return False
+        return True
+
+    # ── after every step ──
+
+    def look(self) -> None:
+        for machine in self.machines.values():
+            node = machine.node
+            if node is None:
+                continue
+            if node.log.committed.value != machine.committed:
+                self._moved(machine, node.log.committed.value)
+            if node._leadership is not machine.leadership:
+                machine.leadership = node._leadership
+                if machine.leadership is not None:
+                    self.note("begins", machine.name, machine.leadership.epoch)
+                    self.began[machine.leadership.epoch] = machine.name
+
+    def _moved(self, machine: Machine, now: int) -> None:
+        node, before = machine.node, machine.committed
+        assert node is not None
+        self.commits += 1
+        self.note("high watermark", machine.name, before, now)
+        machine.committed = now
+        if now < before:
+            self.broken(f"promise 2: the high watermark of {machine.name} goes back from {before} to {now}")
+            return
+        leads = node.role == "leader" or machine.leads
+        if leads:
+            self._leader_moved(machine, now)
+        machine.checked = max(machine.checked, machine.log_start)
+        data = self.read(machine.disk.medium, machine.checked, now)
+        if data is None:
+            self.broken(f"promise 2: {machine.name} shows {now} and does not hold all below it")
+            return
+        start = machine.checked
+        known = self.canon[start - self.canon_start : now - self.canon_start]
+        if data[: len(known)] != known and not machine.rotten:
+            at = start + next(i for i, byte in enumerate(known) if byte != data[i])
+            self.broken(f"promise 2: {machine.name} shows other bytes at {at} than were committed there")
+        if now > self.canon_start + len(self.canon):
+            if leads:
+                self._check_copies(machine, before, now)
+                self.canon += data[len(known) :]
+            else:
+                self.broken(f"promise 2: {machine.name} shows {now}, which no leader has committed")
+        machine.checked = now
+
+    def _leader_moved(self, machine: Machine, now: int) -> None:
+        node = machine.node
+        assert node is not None
+        epoch, directory = node.epoch, machine.directory
+        if self.leaders.setdefault(epoch, directory) != directory:
+            self.broken(f"promise 4: two leaders commit in epoch {epoch}")
+        end = self.canon_start + len(self.canon)
+        later = [e for e in self.leaders if e > epoch]
+        if now > end and later:
+            self.broken(f"promise 4: {machine.name} commits to {now} in epoch {epoch}, after epoch {max(later)} began to")
+
+    def _check_copies(self, machine: Machine, before: int, now: int) -> None:
+        """What is committed is durable on the leader and on k other members, for each set in force."""
+        node = machine.node
+        assert node is not None
+        state = node.log.state
+        start = max(before, machine.log_start)
+        data = self.read(machine.disk.medium, start, now, durable=True)
+        if data is None or data != self.read(machine.disk.medium, start, now):
+            self.broken(f"promise 1: {machine.name} commits {now}, which is not durable on itself")
+        holders = {
+            epochs.Identity(other.node_id, other.directory)
+            for other in self.machines.values()
+            if other is not machine and self.read(other.disk.medium, start, now, durable=True) == data
+        }
+        for members in in_force(state.membership, before, state.history):
+            have = len(holders & members.who)
+            if have < members.sync_replicas:
+                self.broken(
+                    f"promise 1: {machine.name} commits {now} with {have} of {members.sync_replicas} durable copies"
+                )
+
+    def ack(self, machine: Machine, acked: Acked) -> None:
+        """A producer was told."""
+        self.note("ack", acked)
+        if not self._holds_durably(machine, acked.position, acked.end):
+            self.broken(f"promise 1: {machine.name} acks {acked.position}, which a power cut would take away")
+        if acked.everyone and self.canon_start + len(self.canon) < acked.end:
+            self.broken(f"promise 1: {machine.name} acks {acked.position} to acks=all, and it is not committed")
+        self.acked.append(acked)
+
+    def loss_accepted(self, upto: int) -> None:
+        """The operator gave up what was committed beyond the new leader's log."""
+        self.note("loss accepted", upto)
+        del self.canon[max(0, upto - self.canon_start) :]
+
+    # ── at the end ──
+
+    def frames(self) -> list[frame.Frame]:
+        """The canon, parsed."""
+        view, at, chain = memoryview(bytes(self.canon)), 0, 0
+        found = []
+        while at < len(view):
+            got = frame.decode(view, at, self.canon_start + at, chain)
+            if got is None:
+                self.broken("the committed log ends inside a frame")
+                break
+            found.append(got)
+            at += got.size
+            chain = got.checksum
+        return found

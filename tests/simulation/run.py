@@ -1,0 +1,118 @@
+"""One seed, from start to verdict: deterministic, in simulated time.
+
+Trio's scheduler shuffles the tasks that are ready; with these private names the shuffle follows the seed. A canary test
+(test_simulation.py) fails when a new trio changes them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from typing import NamedTuple
+
+import structlog
+import trio
+import trio._core._run as trio_run
+import trio.testing
+
+from tests.simulation.judge import Judge
+from tests.simulation.story import Story
+
+REAL_TIME_MAX_S = 60.0
+
+
+class Outcome(NamedTuple):
+    seed: int
+    verdicts: tuple[str, ...]
+    trace_hash: str
+    appended: int
+    acked: int
+    troubles: tuple[str, ...]
+    commits: int
+    messages: int
+    reads: int
+    simulated_s: float
+    cpu_s: float
+    transcript: tuple[str, ...]
+
+
+class Watching(trio.abc.Instrument):
+    """Lets the judge look after every step of every task."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._look = judge.look
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._look()
+
+
+def simulate(seed: int, *, lines: int = 400) -> Outcome:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    judge = Judge()
+    began = time.process_time()
+    simulated_s = 0.0
+    stories: list[Story] = []
+
+    async def main() -> None:
+        nonlocal simulated_s
+        story = Story(seed, judge)
+        stories.append(story)
+        try:
+            with trio.fail_after(3000):
+                await story.tell()
+        finally:
+            simulated_s = trio.current_time()
+
+    deterministic, shuffler = trio_run._ALLOW_DETERMINISTIC_SCHEDULING, trio_run._r
+    global_state = random.getstate()
+    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    trio_run._r = random.Random(seed)
+    random.seed(seed)
+    try:
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[Watching(judge)])
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        judge.transcript.append((simulated_s, "EXCEPTION", tuple(traceback.format_exception(error))))
+        judge.verdicts.append(f"an unexpected exception: {describe(error)}")
+    finally:
+        trio_run._ALLOW_DETERMINISTIC_SCHEDULING = deterministic  # type: ignore[misc]
+        trio_run._r = shuffler
+        random.setstate(global_state)
+    story = stories[0]
+    return Outcome(
+        seed,
+        tuple(judge.verdicts),
+        judge.trace_hash(),
+        story.appended,
+        len(judge.acked),
+        tuple(story.troubles),
+        judge.commits,
+        judge.messages,
+        story.reads,
+        simulated_s,
+        time.process_time() - began,
+        tuple(readable(*line) for line in judge.transcript[-lines:]) if judge.verdicts else (),
+    )
+
+
+def readable(at: float, what: str, detail: tuple[object, ...]) -> str:
+    if what == "says":
+        source, target, number, message = detail
+        fields = ", ".join(
+            f"{name} {value}"
+            for name in message.__struct_fields__  # type: ignore[attr-defined]
+            if (value := getattr(message, name)) not in (0, "", False, ())
+            and name not in ("protocol", "cluster_id", "kafka_address", "http_address", "replication_address", "rack")
+        )
+        return f"{at:10.6f}  {source} → {target} #{number} {type(message).__name__} {fields}"
+    return f"{at:10.6f}  {what} {' '.join(map(str, detail))}"
+
+
+def describe(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    where = traceback.extract_tb(error.__traceback__)
+    at = f" at {where[-1].filename.rpartition('/')[2]}:{where[-1].lineno}" if where else ""
+    return f"{type(error).__name__}: {error}{at}"
