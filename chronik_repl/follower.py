@@ -32,6 +32,7 @@ from chronik_repl.replication.messages import (
 from chronik_repl.replication.session import Connection
 from chronik_repl.wal.changes import Member
 
+ASKS_MAX = 1000
 PENDING_BYTES_MAX = 32 * 1024 * 1024  # appended and not yet durable; beyond that the leader waits
 
 
@@ -66,8 +67,8 @@ class Following:
         self._drained = trio.Event()
         self._drained_end = Position(0)
         self._drain_wanted = False
-        self._ids_asked = ""
-        self._asks_for_ids = trio.Event()
+        self._asks: list[tuple[str, str]] = []
+        self._asked = trio.Event()
         self._repairs: dict[Position, trio.Event] = {}
 
     def end(self) -> None:
@@ -99,7 +100,7 @@ class Following:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._acknowledge)
                     nursery.start_soon(self._repair)
-                    nursery.start_soon(self._ask_for_ids)
+                    nursery.start_soon(self._ask)
                     await self._take()
                     nursery.cancel_scope.cancel()
             except* ProtocolError as group:
@@ -209,20 +210,22 @@ class Following:
             await self.connection.say(Ack(told, log.durable_checksum, self._drain_wanted))
             await log.durable.wait_beyond(told)
 
-    # Producer ids: clients ask any node for one, and only the leader gives them out, in the log
+    # What clients ask of any node, and only the leader can do. Its answer stands in the log.
 
-    def ask_for_ids(self, word: str) -> None:
-        self._ids_asked = word
-        self._asks_for_ids.set()
+    def ask(self, *, ids: str = "", topic: str = "") -> None:
+        """For producer ids, under a word of the asker's; for a topic that is to be made on first use."""
+        if len(self._asks) < ASKS_MAX:
+            self._asks.append((ids, topic))
+            self._asked.set()
 
-    async def _ask_for_ids(self) -> None:
+    async def _ask(self) -> None:
         log = self._log
         while True:
-            await self._asks_for_ids.wait()
-            self._asks_for_ids = trio.Event()
-            await self.connection.say(
-                Ack(log.durable.value, log.durable_checksum, self._drain_wanted, self._ids_asked)
-            )
+            await self._asked.wait()
+            self._asked = trio.Event()
+            asks, self._asks = self._asks, []
+            for ids, topic in asks:
+                await self.connection.say(Ack(log.durable.value, log.durable_checksum, self._drain_wanted, ids, topic))
 
     # A promotion of this node
 

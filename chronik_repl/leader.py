@@ -24,7 +24,8 @@ from chronik_repl.replication.session import Connection
 from chronik_repl.replication.shipper import Link
 from chronik_repl.replication.trail import Trail
 from chronik_repl.standing import FollowerStatus, Peer
-from chronik_repl.wal.changes import EpochStart, LogStartMoved, Member, MembersChanged, ProducerIdGiven
+from chronik_repl.wal.changes import EpochStart, LogStartMoved, Member, MembersChanged, ProducerIdGiven, TopicMade
+from chronik_repl.wal.frame import TOPIC_PATTERN
 
 RETENTION_INTERVAL_S = 10.0
 IDS_AT_ONCE = 16  # producer ids for a follower that asks
@@ -249,6 +250,16 @@ class Leadership:
             self._log.append_change(ProducerIdGiven(last, IDS_AT_ONCE, asked))
         except (DiskFull, NotLeader):
             return  # it asks again
+
+    def make_topic(self, name: str) -> None:
+        settings, known = self._local.settings, self._log.state.topics.get(name)
+        if not settings.auto_create_topics or not self.enough_replicas or (known is not None and known.partitions):
+            return
+        if TOPIC_PATTERN.match(name) and name not in (".", ".."):
+            try:
+                self._log.append_change(TopicMade(name, settings.default_partitions))
+            except (DiskFull, NotLeader):
+                return
 
     def changed(self, link: Link) -> None:
         self._members_wake.set()

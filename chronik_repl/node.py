@@ -178,7 +178,11 @@ class Node:
 
     def ask_for_producer_ids(self, word: str) -> None:
         if self._receiver.session is not None:
-            self._receiver.session.ask_for_ids(word)
+            self._receiver.session.ask(ids=word)
+
+    def ask_for_topic(self, name: str) -> None:
+        if self._receiver.session is not None:
+            self._receiver.session.ask(topic=name)
 
     @property
     def ready(self) -> bool:

@@ -140,6 +140,9 @@ class House(Protocol):
     def ask_for_producer_ids(self, word: str) -> None:
         """On a follower: ask the leader for some. They come in the log's state, `ids_given`, under this word."""
 
+    def ask_for_topic(self, name: str) -> None:
+        """On a follower: ask the leader to make it. It comes in the log, or not."""
+
     @property
     def ready(self) -> bool: ...
 

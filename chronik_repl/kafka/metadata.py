@@ -3,13 +3,16 @@
 Every node holds every partition, so the answer is one cluster with one leader for all of them: replicas are the
 members, those in sync the ones alive. Leader epochs are the log's epochs.
 
-A topic that is asked for and not there is made on first use, on the leader, and named once it stands below the high
-watermark. A follower cannot make it: it says that the leader is not available, which every client asks again about.
+A topic that is asked for and not there is made on first use, and named once it stands below the high watermark. A
+follower asks its leader to make it; where that takes too long it says that the leader is not available, which every
+client asks again about.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import trio
 
 from chronik_repl.addresses import split_address
 from chronik_repl.errors import ChronikError, DiskFailed
@@ -26,6 +29,7 @@ from chronik_repl.standing import Peer
 from chronik_repl.wal.frame import TOPIC_PATTERN
 
 AUTO_CREATE_TIMEOUT_S = 10.0
+ASKED_TIMEOUT_S = 3.0  # of a follower, for its leader
 Broker = tuple[int, str, int, str | None]
 
 
@@ -120,6 +124,8 @@ async def _find(door: Door, name: str, *, create: bool) -> Code:
         return Code.INVALID_TOPIC_EXCEPTION
     if not create or not door.settings.auto_create_topics:
         return Code.UNKNOWN_TOPIC_OR_PARTITION
+    if door.house.role == "follower":
+        return Code.NONE if await _made_by_the_leader(door, name) else Code.LEADER_NOT_AVAILABLE
     if not door.house.accepting or not door.house.enough_replicas:
         return Code.LEADER_NOT_AVAILABLE
     try:
@@ -130,6 +136,23 @@ async def _find(door: Door, name: str, *, create: bool) -> Code:
         code = error_code(error)
         return Code.LEADER_NOT_AVAILABLE if code is Code.NOT_LEADER_OR_FOLLOWER else code
     return Code.NONE if await _committed(door, name) else Code.LEADER_NOT_AVAILABLE
+
+
+async def _made_by_the_leader(door: Door, name: str) -> bool:
+    """Some clients ask one and the same node for ever: so it asks the leader, and sees the topic come in the log."""
+    log = door.house.log
+    door.house.ask_for_topic(name)
+    with trio.move_on_after(ASKED_TIMEOUT_S):
+        try:
+            while name not in log.state.topics or not log.state.topics[name].partitions:
+                await log.committed.wait_beyond(log.committed.value)
+            await log.committed.wait(log.end)
+        except DiskFailed:
+            raise
+        except ChronikError:
+            return False
+        return True
+    return False
 
 
 async def _committed(door: Door, name: str) -> bool:

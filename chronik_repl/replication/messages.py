@@ -134,6 +134,7 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     checksum: Chain
     drain: bool = False  # this follower is to lead: stop accepting and send me the rest
     ids_asked: Reason = ""  # producer ids for its clients, please; the answer stands in the log, under this word
+    topic_asked: Reason = ""  # a client of its uses a topic that is not there yet
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -54,6 +54,9 @@ class Leading(Protocol):
     def give_ids(self, asked: str) -> None:
         """Producer ids for a follower's clients."""
 
+    def make_topic(self, name: str) -> None:
+        """A follower's client uses it for the first time."""
+
     def meets_promise(self, promise: epochs.Promise) -> None:
         """A peer has promised a later epoch, or this one to another node."""
 
@@ -384,6 +387,8 @@ class Link:
                 await self._acked(Position(event.position), Checksum(event.checksum), event.drain)
                 if event.ids_asked:
                     self._leading.give_ids(event.ids_asked)
+                if event.topic_asked:
+                    self._leading.make_topic(event.topic_asked)
             elif isinstance(event, HeartbeatAnswer):
                 if event.diverged:
                     self._diverges(event.diverged)

@@ -21,7 +21,7 @@ from chronik_repl.kafka.server import serve
 from chronik_repl.meters import Meters
 from chronik_repl.positions import Epoch, Position
 from chronik_repl.standing import LogStatus, Peer, Role, Status
-from chronik_repl.wal.changes import EpochStart, ProducerIdGiven
+from chronik_repl.wal.changes import EpochStart, ProducerIdGiven, TopicMade
 from chronik_repl.wal.disk import RealDisk
 from chronik_repl.wal.log import Log, LogSettings
 
@@ -69,6 +69,9 @@ class OneHouse:
     def ask_for_producer_ids(self, word: str) -> None:
         """As the leader would: the ids come in the log."""
         self.log.append_change(ProducerIdGiven(self.log.state.next_producer_id + 1, 2, word))
+
+    def ask_for_topic(self, name: str) -> None:
+        self.log.append_change(TopicMade(name, 1))
 
     @contextmanager
     def held(self) -> Iterator[None]:
