@@ -119,7 +119,9 @@ async def load_or_make(disk: Disk, rng: random.Random, node_id: NodeId, cluster_
         )
     if cluster_id and not found.cluster_id:
         found = msgspec.structs.replace(found, cluster_id=cluster_id)
-        await write(disk, found)
+    # What was read may be in the page cache only: a write of the last process whose sync failed. A power cut would take
+    # that promise back, so it is made durable before anyone hears of it.
+    await write(disk, found)
     return found
 
 

@@ -405,8 +405,13 @@ class Leadership:
                 f"{now.sync_replicas} sync replicas are asked for, and without node {node_id} only {len(rest) - 1} "
                 "are left: lower CHRONIK_REPLICATION_SYNC_REPLICAS or add a member first"
             )
-        self._removed.add(epochs.identity(found))
         wanted = MembersChanged(rest, now.sync_replicas)
+        if not progress.enough_live(self._local.me, (epochs.electorate(wanted),), self._live()):
+            raise Refused(
+                f"without node {node_id} fewer than {now.sync_replicas} followers are connected, so the removal could "
+                "not be committed: start or add another member first"
+            )
+        self._removed.add(epochs.identity(found))
         self._write(wanted)
         for link in list(self._links.values()):
             if link.identity == epochs.identity(found):

@@ -284,7 +284,7 @@ class Link:
         heartbeat_at = trio.current_time()
         while True:
             data = await self._next_data(ring)
-            if not epochs.may_ship(self._log.state.membership, self.identity):
+            if not epochs.may_ship(self._log.state.membership, self.identity, asked_for=self.listed):
                 raise ProtocolError(f"node {self.node_id} was removed from the cluster")
             out = self._due()
             now = trio.current_time()
