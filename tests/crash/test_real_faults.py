@@ -28,11 +28,11 @@ def at_each(run: Callable[[Path, int], tuple[bool, str]], numbers: list[int], tm
 
 def test_kf15_a_failed_fdatasync_is_final_and_what_was_acked_is_there(tmp_path: Path) -> None:
     """EIO at the nth fdatasync of a run; the later ones would succeed. No retry, no ack after it."""
-    assert at_each(fail_nth_sync, [1, 2, 3, 4, 6, 9, 12], tmp_path) >= 6
+    assert at_each(fail_nth_sync, [1, 2, 3, 5, 8, 11], tmp_path) >= 5
 
 
 def test_kill_9_at_each_nth_write(tmp_path: Path) -> None:
-    assert at_each(kill_at_write, [1, 2, 3, 4, 5, 7, 10, 14], tmp_path) >= 7
+    assert at_each(kill_at_write, [1, 2, 4, 7, 11, 16], tmp_path) >= 5
 
 
 def test_kf10_a_true_power_cut_twenty_times(tmp_path: Path) -> None:
@@ -47,6 +47,17 @@ def test_kf10_a_true_power_cut_twenty_times(tmp_path: Path) -> None:
         pytest.skip(str(error))
     assert len(cuts.acked) > 20
     assert cuts.cuts_in_flight > 2
+
+
+def test_a_power_cut_shows_a_sync_that_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: so that it is known that the cuts are true ones."""
+    try:
+        can_shut_down()
+        monkeypatch.setattr("os.fdatasync", lambda fd: None)
+        cuts = PowerCuts(tmp_path, seed=2)
+        assert any(cuts.cut() for _ in range(10))
+    except CannotDo as error:
+        pytest.skip(str(error))
 
 
 def test_kf17_a_full_file_system_and_the_restart_once_there_is_space(tmp_path: Path) -> None:
