@@ -1,0 +1,410 @@
+"""scripts/bench replication: what it costs to have a log three times, against what the machine can do at all.
+
+The leader here is the production's node without the front doors, and a task beside it that appends; the followers are
+`chronik-follower` processes. The bare loops are C (bare_replication.c): the same groups, three processes, files that are
+overwritten and synced. Everything is measured in one run, so that the ratios mean something on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import ssl
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import trio
+from crc32c import crc32c
+from report import Report, arguments, compile_c, scratch_folder
+
+from chronik_repl import certs
+from chronik_repl.config import load
+from chronik_repl.node import Node, run_node
+from chronik_repl.replication.ring import Ring
+from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
+from chronik_repl.wal.changes import EpochStart, TopicMade
+from chronik_repl.wal.disk import RealDisk
+from chronik_repl.wal.log import Log, LogSettings
+from tests.end_to_end.processes import Process, free_port, until
+
+MIB = 1 << 20
+OUTSTANDING = 8
+TOPIC = "load"
+
+
+def batch(size: int) -> bytearray:
+    """One record batch of about `size` bytes."""
+    body = struct.pack(">hiqqqhii", 0, 0, 0, 0, -1, -1, -1, 1) + os.urandom(max(1, size - 61))
+    return bytearray(struct.pack(">qiibI", 0, 9 + len(body), -1, 2, crc32c(body)) + body)
+
+
+# ── the leader, in a process of its own ──────────────────────────────────────────────────────────────────────────
+
+
+async def lead(environ: dict[str, str]) -> None:
+    """Commands come as JSON lines on stdin, answers go to stdout."""
+    settings = load(environ, "leader")
+    tls = None
+    if settings.replication_tls_cert:
+        tls = tls_contexts(
+            str(settings.replication_tls_cert), str(settings.replication_tls_key), str(settings.replication_tls_ca)
+        )
+    async with trio.open_nursery() as nursery:
+
+        async def serve(task_status: trio.TaskStatus[Node]) -> None:
+            await run_node(
+                settings, RealDisk(settings.data_dir), TcpNetwork(tls), program="leader", task_status=task_status
+            )
+
+        node: Node = await nursery.start(serve)
+        await node.wait_ready()
+        node.log.append_change(TopicMade(TOPIC, 1))
+        print(json.dumps({"ready": True}), flush=True)
+        while line := await trio.to_thread.run_sync(sys.stdin.readline):
+            answer = await COMMANDS[(request := json.loads(line))["do"]](node, request)
+            print(json.dumps(answer), flush=True)
+        nursery.cancel_scope.cancel()
+
+
+async def _load(node: Node, request: dict[str, Any]) -> dict[str, Any]:
+    """So many bytes in groups of one size, at most eight of them not yet durable everywhere."""
+    log, data = node.log, batch(request["group"])
+    total, window = request["bytes"], OUTSTANDING * request["group"]
+    began, done = time.monotonic(), 0
+    while done < total:
+        end = log.append_batch(TOPIC, 0, data, record_count=1).end
+        done += len(data)
+        if end - log.committed.value >= window:
+            await log.committed.wait(end - window + 1)
+    await log.committed.wait(log.end)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {"seconds": time.monotonic() - began, "bytes": done, "cpu_s": usage.ru_utime + usage.ru_stime}
+
+
+async def _one(node: Node, request: dict[str, Any]) -> dict[str, Any]:
+    log, data = node.log, batch(request["group"])
+    took = []
+    for _ in range(request["rounds"]):
+        began = time.monotonic()
+        await log.committed.wait(log.append_batch(TOPIC, 0, data, record_count=1).end)
+        took.append(time.monotonic() - began)
+    return {"us": statistics.median(took) * 1e6}
+
+
+async def _lag(node: Node, request: dict[str, Any]) -> dict[str, Any]:
+    """At a given rate: the time from the append to the moment when both followers have it durable."""
+    log, data = node.log, batch(request["group"])
+    interval, lags = request["group"] / request["bytes_per_s"], []
+
+    async def watch(began: float, end: int) -> None:
+        await log.committed.wait(end)  # type: ignore[arg-type]
+        lags.append(time.monotonic() - began)
+
+    async with trio.open_nursery() as nursery:
+        start = time.monotonic()
+        sent = 0
+        while (now := time.monotonic()) < start + request["seconds"]:
+            while sent * interval < now - start:
+                nursery.start_soon(watch, time.monotonic(), log.append_batch(TOPIC, 0, data, record_count=1).end)
+                sent += 1
+            await trio.sleep(0.0005)
+    lags.sort()
+    return {"p50": lags[len(lags) // 2], "p99": lags[len(lags) * 99 // 100], "frames": len(lags)}
+
+
+async def _frames(node: Node, request: dict[str, Any]) -> dict[str, Any]:
+    """Many small frames, as fast as the leader's own disk takes them; how much memory that takes."""
+    log, data = node.log, batch(request["size"])
+    before = _rss()
+    for number in range(request["count"]):
+        end = log.append_batch(TOPIC, 0, data, record_count=1).end
+        if number % 256 == 0 and end - log.durable.value > 4 * MIB:
+            await log.durable.wait(end - 2 * MIB)  # type: ignore[arg-type]
+        elif number % 64 == 0:
+            await trio.lowlevel.checkpoint()
+    await log.durable.wait(log.end)
+    followers = [(f.state, f.ring_bytes, f.ring_drops) for f in node.status().followers]
+    return {"before": before, "after": _rss(), "peak": _peak(), "followers": followers}
+
+
+async def _status(node: Node, request: dict[str, Any]) -> dict[str, Any]:
+    followers = [(f.node_id, f.state, f.durable_end) for f in node.status().followers]
+    return {"end": node.log.durable.value, "followers": followers, "members": len(node.peers)}
+
+
+COMMANDS = {"load": _load, "one": _one, "lag": _lag, "frames": _frames, "status": _status}
+
+
+def _rss() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Leader:
+    def __init__(self, folder: Path, followers: list[str], **variables: str) -> None:
+        environ = {
+            "CHRONIK_NODE_ID": "1",
+            "CHRONIK_DATA_DIR": str(folder / "leader"),
+            "CHRONIK_REPLICATION_FOLLOWERS": ",".join(followers),
+            "CHRONIK_LOG_LEVEL": "error",
+            "CHRONIK_SCRUB_MB_PER_SEC": "0",
+        } | {f"CHRONIK_{name.upper()}": value for name, value in variables.items()}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--as-leader", json.dumps(environ)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._answer()["ready"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        while True:
+            line = self.process.stdout.readline()
+            assert line, "the leader ended"
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+
+    def do(self, what: str, **request: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": what, **request}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, *, sync: int = 2, tls: bool = False, **variables: str) -> Iterator[tuple[Leader, list[Process]]]:
+    """A leader and two followers, all members."""
+    folder.mkdir()
+    common: dict[str, str] = {"wal_segment_bytes": "64MiB", "min_free_bytes": "64MiB", "scrub_mb_per_sec": "0"}
+    mine: dict[str, str] = {}
+    if tls:
+        certs.make(folder / "certs", ["node-1", "node-2", "node-3"])
+
+    def certificates(node_id: int) -> dict[str, str]:
+        place = folder / "certs"
+        names = {"cert": f"node-{node_id}.pem", "key": f"node-{node_id}.key", "ca": "ca.pem"}
+        return {f"replication_tls_{what}": str(place / name) for what, name in names.items()} if tls else {}
+
+    followers = [Process(folder, node_id, "follower") for node_id in (2, 3)]
+    leader = None
+    try:
+        for follower in followers:
+            follower.start(log_level="error", **common, **certificates(follower.node_id))
+            follower.wait_ready()
+        mine = certificates(1)
+        mode = {"replication_mode": "sync", "replication_sync_replicas": str(sync)} if sync else {}
+        leader = Leader(folder, [f.replication for f in followers], **common, **mode, **mine, **variables)
+        until(lambda: leader.do("status")["members"] == 3, "all are members")
+        leader.do("one", rounds=200, group=1024)  # warm
+        yield leader, followers
+    finally:
+        if leader is not None:
+            leader.end()
+        for follower in followers:
+            if follower.alive:
+                follower.resume()
+                follower.kill()
+
+
+def cpu_seconds(process: Process) -> float:
+    fields = Path(f"/proc/{process.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# ── the measurements ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def bare(program: str, *arguments_: object) -> float:
+    """The last figure that the C program says, for the best of two."""
+    runs = []
+    for _ in range(2):
+        out = subprocess.run([program, *map(str, arguments_)], check=True, capture_output=True, text=True).stdout
+        runs.append(float(out.split()[-1]))
+    return max(runs)
+
+
+def shipping(report: Report, program: str, folder: Path, quick: bool) -> float:
+    """MB/s durable on all three; returns what 64 KB groups reached."""
+    total = (256 if quick else 1024) * MIB
+    reached: dict[int, float] = {}
+    cpu = 0.0
+    with cluster(folder / "ship") as (leader, followers):
+        for size, name, bar in ((64 << 10, "64 KB", None), (256 << 10, "256 KB", 0.6), (MIB, "1 MB", 0.6)):
+            reference = bare(program, "ship", folder, total // 2, size, OUTSTANDING)
+            before = sum(map(cpu_seconds, followers)) + leader.do("load", bytes=size, group=size)["cpu_s"]
+            best = max((leader.do("load", bytes=total, group=size) for _ in range(2)), key=lambda x: -x["seconds"])
+            after = sum(map(cpu_seconds, followers)) + best["cpu_s"]
+            reached[size] = best["bytes"] / 1e6 / best["seconds"]
+            if bar is None:
+                report.add(f"durable on three, groups of {name}", reached[size], "MB/s", reference=reference)
+            else:
+                report.at_least(f"durable on three, groups of {name}", reached[size], "MB/s", reference, bar)
+                cpu = max(cpu, (after - before) / (2 * best["bytes"] / 1e9))
+        report.add("CPU of all three, 256 KB and above", cpu, "s/GB", bar="<= 10 s/GB", ok=cpu <= 10)
+        reference = bare(program, "one", folder, 500, 1024)
+        report.add("one at a time, 1 KB", leader.do("one", rounds=1000, group=1024)["us"], "us", reference=reference)
+        rate = reached[64 << 10] * 1e6 / 2
+        lag = leader.do("lag", group=16 << 10, bytes_per_s=rate, seconds=3 if quick else 10)
+        report.add(f"lag p50 at {rate / 1e6:.0f} MB/s", lag["p50"] * 1e3, "ms")
+        report.add("lag p99 there", lag["p99"] * 1e3, "ms", bar="< 100 ms", ok=lag["p99"] < 0.1)
+    return reached[64 << 10]
+
+
+def over_tls(report: Report, folder: Path, quick: bool) -> None:
+    total = (256 if quick else 1024) * MIB
+    with cluster(folder / "tls", tls=True) as (leader, _):
+        reference = bare_tls(folder / "tls" / "certs", total // 2)
+        runs = [leader.do("load", bytes=total, group=256 << 10) for _ in range(2)]
+        best = max(run["bytes"] / 1e6 / run["seconds"] for run in runs)
+        report.at_least("durable on three over TLS, 256 KB", best, "MB/s", reference, 0.6)
+
+
+def bare_tls(folder: Path, total: int) -> float:
+    """Two plain TLS 1.3 streams at once from one process to two others, 256 KB a send, nothing written anywhere."""
+    server, client = tls_contexts(*(str(folder / name) for name in ("node-1.pem", "node-1.key", "ca.pem")))
+    import socket
+
+    pids, links = [], []
+    listener = socket.create_server(("127.0.0.1", 0))
+    for _ in range(2):
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(ssl.SSLError, OSError):
+                taken = client.wrap_socket(socket.create_connection(listener.getsockname()))
+                buffer, got = bytearray(256 << 10), 0
+                while got < total:
+                    got += taken.recv_into(buffer)
+                taken.sendall(b"x")
+            os._exit(0)
+        pids.append(pid)
+        links.append(server.wrap_socket(listener.accept()[0], server_side=True))
+    data = os.urandom(256 << 10)
+    began = time.monotonic()
+    for _ in range(0, total, len(data)):
+        for link in links:
+            link.sendall(data)
+    for link in links:
+        link.recv(1)
+    seconds = time.monotonic() - began
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return total / 1e6 / seconds
+
+
+def rings(report: Report, folder: Path) -> None:
+    """What two rings add to an append of 1 KB."""
+
+    async def measure() -> float:
+        log = await Log.open(RealDisk(folder / "rings"), LogSettings(min_free_bytes=0), "bench")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(log.run)
+            log.found("bench") if not log.segments else None
+            log.begin_epoch(1, EpochStart(1, "bench"))  # type: ignore[arg-type]
+            log.append_change(TopicMade(TOPIC, 1))
+            data, costs = batch(1024), []
+            for _ in range(5):
+                pair = []
+                for count in (0, 2):
+                    for _ in range(count):
+                        ring = Ring(100_000, 64 * MIB, log.end)
+                        log.listeners.append(ring.push)
+                    began = time.process_time()
+                    for _ in range(5000):
+                        log.append_batch(TOPIC, 0, data, record_count=1)
+                    pair.append((time.process_time() - began) / 5000)
+                    log.listeners.clear()
+                    await log.durable.wait(log.end)
+                costs.append(pair[1] - pair[0])
+            nursery.cancel_scope.cancel()
+        return statistics.median(costs) * 1e6
+
+    cost = trio.run(measure)
+    report.add("two rings on the append path", cost, "us/frame", bar="<= 5 us", ok=cost <= 5)
+
+
+def catching_up(report: Report, program: str, folder: Path, quick: bool) -> None:
+    """A follower that was away for two gigabytes."""
+    total = (512 if quick else 2048) * MIB
+    reference = bare(program, "catchup", folder, total // 2)
+    with cluster(folder / "catchup", sync=0) as (leader, followers):
+        away = followers[1]
+        away.kill()
+        leader.do("load", bytes=total, group=MIB)
+        behind = {node_id: end for node_id, _, end in leader.do("status")["followers"]}[3]
+        end = leader.do("status")["end"]
+        until(lambda: leader.do("status")["followers"][0][2] == end, "the other one is there", 120)
+        away.start()
+        away.wait_ready()
+        began_at = until(lambda: _position(leader, 3) > behind and time.monotonic(), "it began")
+        first = _position(leader, 3)
+        until(lambda: _position(leader, 3) >= end, "it has caught up", 120)
+        report.at_least(
+            "catch-up", (end - first) / 1e6 / (time.monotonic() - began_at), "MB/s", reference, 0.6
+        )
+
+
+def _position(leader: Leader, node_id: int) -> int:
+    return next(end for node, _, end in leader.do("status")["followers"] if node == node_id)
+
+
+def stopped_follower(report: Report, folder: Path, quick: bool) -> None:
+    """How much the leader's memory grows while one follower takes nothing."""
+    ring, frames = 64 * MIB, 200_000 if quick else 1_000_000
+    with cluster(folder / "stopped", sync=0) as (leader, followers):
+        leader.do("frames", size=1024, count=20_000)
+        followers[1].process.send_signal(signal.SIGSTOP)
+        seen = leader.do("frames", size=1024, count=frames)
+        grown = (max(seen["peak"], seen["after"]) - seen["before"]) / MIB
+        allowed = ring / MIB + 64
+        report.add(
+            f"memory, one follower stopped for {frames:,} frames", grown, "MiB",
+            bar=f"<= {allowed:.0f} MiB", ok=grown <= allowed,
+        )  # fmt: skip
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--as-leader"]:
+        trio.run(lead, json.loads(sys.argv[2]))
+        return 0
+    parser = arguments("replication", __doc__.split("\n\n")[0].replace("scripts/bench replication: ", ""))
+    parser.add_argument("--only", choices=("ship", "tls", "rings", "catchup", "memory"), help="one part of it")
+    options = parser.parse_args()
+    report = Report("replication", options)
+    with scratch_folder() as name:
+        folder = Path(name)
+        program = compile_c("bare_replication", name)
+        parts = {
+            "ship": lambda: shipping(report, program, folder, options.quick),
+            "tls": lambda: over_tls(report, folder, options.quick),
+            "rings": lambda: rings(report, folder),
+            "catchup": lambda: catching_up(report, program, folder, options.quick),
+            "memory": lambda: stopped_follower(report, folder, options.quick),
+        }
+        for part, run in parts.items():
+            if options.only in (None, part):
+                run()
+    return report.finish()
+
+
+if __name__ == "__main__":
+    assert free_port
+    sys.exit(main())
