@@ -32,6 +32,7 @@ from chronik_repl.spark.survey import Copy, storage_for, survey
 from chronik_repl.spark.verdict import Judged, Ledger, Report, index_lie, judge, take_closer
 
 WAVE_TASKS = 240
+TASK_BYTES_MIN = 16 * 1024 * 1024
 STATUS_TIMEOUT_S = 10
 _PROVED = "\0proved"  # stands for a content that an earlier run knew
 
@@ -245,7 +246,7 @@ class _Run:
     def _scan(self, tasks: list[ScanTask]) -> list[Scan]:
         local = [t for t in tasks if is_local(t.path)]
         remote = {t.path: t for t in tasks if not is_local(t.path)}
-        answers = self._map(local, scan_local, "comparing")
+        answers = self._map(local, scan_local, sum(t.bounds[-1] - t.start for t in local), "comparing")
         if remote:
             given = self.context.broadcast(remote)
             files = self.context.binaryFiles(",".join(remote), len(remote))
@@ -260,7 +261,8 @@ class _Run:
 
     def _closer(self, tasks: list[CloserTask]) -> list[Closer]:
         local = [t for t in tasks if all(is_local(g.path) for g in t.groups)]
-        answers = self._map(local, look_closer_local, "looking closer at what differs")
+        size = sum((t.end - t.start) * len(t.groups) for t in local)
+        answers = self._map(local, look_closer_local, size, "looking closer at what differs")
         remote = {t.start: t for t in tasks if not all(is_local(g.path) for g in t.groups)}
         if remote:
             where = {g.path: t.start for t in remote.values() for g in t.groups if not is_local(g.path)}
@@ -271,10 +273,12 @@ class _Run:
             answers += self._collect(looked, "looking closer at what differs")
         return answers
 
-    def _map(self, items: Sequence[Item], work: Callable[[Item], Answer], what: str) -> list[Answer]:
+    def _map(self, items: Sequence[Item], work: Callable[[Item], Answer], size: int, what: str) -> list[Answer]:
+        """A task an item; where segments are small, one for several, for a task has its price."""
         if not items:
             return []
-        return self._collect(self.context.parallelize(items, len(items)).map(work), what)
+        tasks = max(size // TASK_BYTES_MIN, 2 * self.context.defaultParallelism)
+        return self._collect(self.context.parallelize(items, min(tasks, len(items))).map(work), what)
 
     def _collect(self, rdd: Any, what: str) -> list[Any]:
         """Run it, and tell how far it is while it runs."""

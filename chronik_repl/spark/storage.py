@@ -184,7 +184,77 @@ class Hadoop:
             raise StorageError(f"{path}: {error.java_exception.toString()}") from error
 
 
-Storage = Local | Hadoop
+class ArrowFile:
+    """A file that pyarrow reads, for tasks of the data source, which have no JVM to ask."""
+
+    def __init__(self, path: str) -> None:
+        system, inner = _arrow(path)
+        self._file = system.open_input_file(inner)
+        self.size = self._file.size()
+
+    def read(self, at: int, size: int) -> bytes:
+        return bytes(self._file.read_at(min(size, max(0, self.size - at)), at)) if at < self.size else b""
+
+    def readinto(self, view: memoryview, at: int) -> int:
+        piece = self.read(at, len(view))
+        view[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _arrow(path: str) -> tuple[Any, str]:
+    from pyarrow import fs
+
+    scheme, _, rest = path.partition("://")
+    system, inner = fs.FileSystem.from_uri(f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}")
+    return system, inner
+
+
+class Arrow:
+    """What pyarrow reads."""
+
+    def list(self, folder: str) -> list[Entry] | None:
+        from pyarrow import fs
+
+        system, inner = _arrow(folder)
+        try:
+            found = system.get_file_info(fs.FileSelector(inner))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{folder}: {error}") from error
+        base = folder.rstrip("/")
+        return [Entry(f.base_name, f"{base}/{f.base_name}", f.size or 0, f.mtime_ns or 0) for f in found if f.is_file]
+
+    def read(self, path: str, at: int, size: int) -> bytes | None:
+        try:
+            file = ArrowFile(path)
+        except FileNotFoundError:
+            return None
+        try:
+            return file.read(at, size)
+        finally:
+            file.close()
+
+
+Storage = Local | Hadoop | Arrow
+
+
+def storage_of(path: str) -> Local | Arrow:
+    """For those who have no JVM."""
+    return Local() if is_local(path) else Arrow()
+
+
+def open_file(path: str) -> Bytes | None:
+    """None if it is not there (any more)."""
+    if is_local(path):
+        return open_local(path)
+    try:
+        return ArrowFile(path)
+    except FileNotFoundError:
+        return None
 
 
 def segments_folder(storage: Storage, path: str, folder: str) -> list[Entry] | None:

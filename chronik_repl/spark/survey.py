@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from chronik_repl.errors import CorruptLog, FormatTooNew
-from chronik_repl.positions import Position
 from chronik_repl.spark.layout import frame_at, frame_bytes_at
 from chronik_repl.spark.storage import Hadoop, Local, Storage, StorageError, absolute, is_local, segments_folder
 from chronik_repl.wal import segment
@@ -116,5 +115,11 @@ def _good_end(storage: Storage, last: SegmentFile, durable_end: int, upto: int |
     return end
 
 
-def position_in_file(start: int, position: int) -> int:
-    return segment.FRAMES_AT + Position(position) - start
+def high_watermark_of(copy: Copy, storage: Storage) -> int:
+    """The highest that the copy's own marks know of; what it does not hold durably does not count."""
+    for file in reversed(copy.segments):
+        blocks = storage.read(file.path, 0, segment.FRAMES_AT)
+        mark = segment.best_mark(blocks) if blocks else None
+        if mark is not None:
+            return min(mark.high_watermark, copy.durable_end)
+    return copy.start
