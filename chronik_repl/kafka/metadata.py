@@ -34,12 +34,14 @@ Broker = tuple[int, str, int, str | None]
 
 
 def brokers(door: Door) -> list[Broker]:
-    """The members that are alive and serve Kafka clients, this node always among them."""
+    """The members that are alive and serve Kafka clients, this node always among them. A follower hears of its leader
+    alone, and names all of them: a client that it sends to another node must know where that is."""
     house = door.house
+    hears_all = house.role == "leader"
     found: dict[int, Broker] = {}
     leader = house.leader
     for peer in (*house.peers, *(() if leader is None else (leader,))):
-        if peer.node_id != house.node_id and (peer.live or peer is leader) and peer.kafka_address:
+        if peer.node_id != house.node_id and (peer.live or peer is leader or not hears_all) and peer.kafka_address:
             host, port = split_address(peer.kafka_address)
             found[peer.node_id] = (peer.node_id, host, port, peer.rack or None)
     host, port = split_address(door.advertised)
