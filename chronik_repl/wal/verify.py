@@ -73,6 +73,7 @@ class _Verifier:
         self._result = Verified()
         self._next: dict[Key, int] = {}  # each partition's next offset, as far as it is known
         self._doubtful: set[Key] = set()  # a damaged range may hold frames of these
+        self._told: set[tuple[str, int, int]] = set()  # damage that could name itself
         self._chain: Checksum | None = None
         self._end: Position | None = None  # of the frames so far
         self._epoch = 0
@@ -127,6 +128,7 @@ class _Verifier:
         elif self._chain is not None and header.chain != self._chain:
             self._damage(start, start, "it follows another frame than the last one of the segment before it")
         result.segments += 1
+        self._log_start = max(self._log_start, header.log_start)
         self._end, self._chain = start, header.chain
         self._pieces = []
         self._index = ActiveIndex(start, header.chain)
@@ -181,6 +183,7 @@ class _Verifier:
         if not named:
             self._damage(bad.start, end, bad.why, bad.topic, bad.partition, bad.offset)
             self._doubtful.update(self._next)
+            self._told.add((bad.topic, bad.partition, bad.offset))
         self._pieces = []
         if bad.last:
             self._end = end if following is not None else bad.start
@@ -229,6 +232,8 @@ class _Verifier:
             return True
         what = f"offset {base} follows where {known} should"
         if doubtful and known < base:
+            if (topic, partition, known) in self._told:
+                return True
             what = f"the records {known} to {base - 1} stood in the damaged range before this frame"
         return self._damage(frame.position, end, what, topic, partition, min(known, base))
 
