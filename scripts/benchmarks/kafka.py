@@ -1,0 +1,547 @@
+"""Kafka produce and consume through a leader and two followers, with librdkafka as the client.
+
+One run, all of it on this machine: a leader and two followers (sync to one), producers and consumers in processes of
+their own. Every record that was acked is read back and must be there once, in order. `--bootstrap` points the same load
+at any other Kafka-compatible server instead; the servers' CPU is then not ours to count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from report import Report, arguments, compile_c, scratch_folder
+
+STAMP = struct.Struct(">IQ")  # producer, number: the first bytes of every record
+START_TIMEOUT_S = 30.0
+TICK = os.sysconf("SC_CLK_TCK")
+MB = 1_000_000
+
+
+# ------------------------------------------------------------------------------------------------------ the servers
+
+
+class Cluster:
+    """A leader and two followers, in sync mode, on free ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.kafka = [f"127.0.0.1:{port}" for port in _free_ports(3)]
+        self.http = [f"127.0.0.1:{port}" for port in _free_ports(3)]
+        self.receivers = [f"127.0.0.1:{port}" for port in _free_ports(3)]
+
+    def start(self) -> None:
+        for number in (1, 2, 0):
+            environ = {key: value for key, value in os.environ.items() if not key.startswith("CHRONIK_")} | {
+                "PYTHONPATH": str(Path(__file__).parents[2]),  # not this folder, whose kafka.py is not the package
+                "CHRONIK_NODE_ID": str(number + 1),
+                "CHRONIK_DATA_DIR": str(self.folder / f"node-{number + 1}"),
+                "CHRONIK_KAFKA_BIND_ADDR": self.kafka[number],
+                "CHRONIK_HTTP_BIND_ADDR": self.http[number],
+                "CHRONIK_WAL_RECEIVER_BIND_ADDR": self.receivers[number],
+                "CHRONIK_REPLICATION_RECONNECT_DELAY_SECS": "1",
+                "CHRONIK_MIN_FREE_BYTES": "0",
+            }
+            program = "follower"
+            if number == 0:
+                program = "leader"
+                environ |= {
+                    "CHRONIK_REPLICATION_FOLLOWERS": ",".join(self.receivers[1:]),
+                    "CHRONIK_REPLICATION_MODE": "sync",
+                    "CHRONIK_REPLICATION_SYNC_REPLICAS": "1",
+                }
+            with open(self.folder / f"node-{number + 1}.log", "wb") as log:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", f"from chronik_repl.process import {program}; {program}()"],
+                        env=environ,
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._complete():
+            if time.monotonic() > deadline:
+                logs = "\n".join((self.folder / f"node-{n}.log").read_text() for n in (1, 2, 3))
+                raise SystemExit(f"the cluster did not come up in {START_TIMEOUT_S:.0f} s:\n{logs}")
+            time.sleep(0.1)
+
+    def _complete(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            status = self.status()
+            streaming = [f for f in status["followers"] if f["member"] and f["state"] == "streaming"]
+            return bool(status["ready"] and status["sync_replicas"] == 1 and len(streaming) == 2)
+        return False
+
+    def status(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://{self.http[0]}/status", timeout=5) as answer:
+            whole: dict[str, Any] = json.load(answer)
+            return whole
+
+    def cpu_s(self) -> list[float]:
+        """Of each process so far, kernel time included: followers first, the leader last."""
+        used = []
+        for process in self.processes:
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+            used.append((int(fields[11]) + int(fields[12])) / TICK)
+        return used
+
+    def stop(self) -> None:
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+# ------------------------------------------------------------------------------------------------------ the clients
+
+
+class Load(NamedTuple):
+    """What one producing process does."""
+
+    bootstrap: str
+    topic: str
+    partitions: int
+    size: int
+    records: int
+    rate: float = 0.0  # records a second; 0: as many as it can
+    acks: str = "all"
+    linger_ms: float = 5.0
+
+
+class Produced(NamedTuple):
+    acked: int
+    failed: str
+    began: float
+    ended: float
+    latencies_s: list[float]
+    cpu_s: float
+
+
+def _settings(bootstrap: str, **more: Any) -> dict[str, Any]:
+    return {"bootstrap.servers": bootstrap, "log_level": 2, **more}
+
+
+def produce(load: Load, number: int, ready: Any, go: Any) -> Produced:
+    producer = Producer(
+        _settings(
+            load.bootstrap,
+            acks=load.acks,
+            **{
+                "linger.ms": load.linger_ms,
+                "batch.size": 1_000_000,
+                "batch.num.messages": 100_000,
+                "queue.buffering.max.messages": 200_000,
+                "queue.buffering.max.kbytes": 262_144,
+                "enable.idempotence": False,
+                "max.in.flight.requests.per.connection": 5,
+            },
+        )
+    )
+    producer.list_topics(load.topic, timeout=10)
+    state: dict[str, Any] = {"acked": 0, "failed": ""}
+    latencies: list[float] = []
+    clock, pack = time.perf_counter, STAMP.pack
+    partition = number % load.partitions
+    rest = os.urandom(load.size - STAMP.size)
+
+    def delivered(error: Any, message: Any) -> None:
+        if error is not None:
+            state["failed"] = str(error)
+        else:
+            state["acked"] += 1
+
+    def timed(sent_s: float) -> Any:
+        def done(error: Any, message: Any) -> None:
+            latencies.append(clock() - sent_s)
+            delivered(error, message)
+
+        return done
+
+    ready.put(number)
+    go.wait()
+    began, cpu = time.time(), time.process_time()
+    if load.rate:
+        start = clock()
+        for at in range(load.records):
+            due = start + at / load.rate
+            while (wait := due - clock()) > 0:
+                producer.poll(min(wait, 0.001))
+            producer.produce(load.topic, pack(number, at) + rest, partition=partition, on_delivery=timed(clock()))
+            if at % 64 == 0:
+                producer.poll(0)
+    else:
+        for at in range(load.records):
+            while True:
+                try:
+                    producer.produce(load.topic, pack(number, at) + rest, partition=partition, on_delivery=delivered)
+                    break
+                except BufferError:
+                    producer.poll(0.01)
+            if at % 1000 == 0:
+                producer.poll(0)
+    producer.flush(120)
+    ended = time.time()
+    return Produced(state["acked"], state["failed"], began, ended, latencies, time.process_time() - cpu)
+
+
+def produce_one_at_a_time(load: Load, number: int, ready: Any, go: Any) -> Produced:
+    """A record, its ack, the next."""
+    producer = Producer(_settings(load.bootstrap, acks=load.acks, **{"linger.ms": 0, "enable.idempotence": False}))
+    producer.list_topics(load.topic, timeout=10)
+    rest = os.urandom(load.size - STAMP.size)
+    latencies = []
+    acked = [0]
+
+    def delivered(error: Any, message: Any) -> None:
+        acked[0] += error is None
+
+    ready.put(number)
+    go.wait()
+    began, cpu = time.time(), time.process_time()
+    for at in range(load.records):
+        start = time.perf_counter()
+        producer.produce(load.topic, STAMP.pack(number, at) + rest, partition=0, on_delivery=delivered)
+        while acked[0] <= at:
+            if not producer.poll(1.0) and time.perf_counter() - start > 30:
+                raise SystemExit("no ack in 30 s")
+        latencies.append(time.perf_counter() - start)
+    return Produced(acked[0], "", began, time.time(), latencies, time.process_time() - cpu)
+
+
+def produce_many_singly(load: Load, number: int, ready: Any, go: Any, clients: int) -> Produced:
+    """Several clients, each with one record under way: a client's ack sends its next record."""
+    done = [0]
+    failed = [""]
+    producers = []
+    rest = os.urandom(load.size - STAMP.size)
+    counters = [itertools.count() for _ in range(clients)]
+    share = load.records // clients
+
+    def send(at: int) -> None:
+        record = next(counters[at])
+        if record < share:
+            producers[at].produce(
+                load.topic,
+                STAMP.pack(number * clients + at, record) + rest,
+                partition=(number * clients + at) % load.partitions,
+                on_delivery=acks[at],
+            )
+
+    def acked(at: int) -> Any:
+        def callback(error: Any, message: Any) -> None:
+            if error is not None:
+                failed[0] = str(error)
+            done[0] += 1
+            send(at)
+
+        return callback
+
+    acks = [acked(at) for at in range(clients)]
+    for _ in range(clients):
+        producers.append(
+            Producer(_settings(load.bootstrap, acks=load.acks, **{"linger.ms": 0, "enable.idempotence": False}))
+        )
+        producers[-1].list_topics(load.topic, timeout=10)
+    ready.put(number)
+    go.wait()
+    began, cpu = time.time(), time.process_time()
+    for at in range(clients):
+        send(at)
+    while done[0] < share * clients:
+        for producer in producers:
+            producer.poll(0)
+        producers[0].poll(0.0002)
+    return Produced(done[0], failed[0], began, time.time(), [], time.process_time() - cpu)
+
+
+class Consumed(NamedTuple):
+    records: int
+    octets: int
+    wrong: str
+    began: float
+    ended: float
+
+
+def consume(bootstrap: str, topic: str, partitions: list[int], expected: int, ready: Any, go: Any) -> Consumed:
+    """Read these partitions from the start; each producer's records must come once, in order."""
+    consumer = Consumer(
+        _settings(
+            bootstrap,
+            **{
+                "group.id": "bench",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "fetch.message.max.bytes": 4_000_000,
+                "queued.max.messages.kbytes": 131_072,
+                "fetch.wait.max.ms": 100,
+            },
+        )
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    following: dict[int, int] = {}
+    count = octets = 0
+    wrong = ""
+    ready.put(0)
+    go.wait()
+    began = time.time()
+    quiet_until = time.monotonic() + 30
+    while count < expected and time.monotonic() < quiet_until:
+        for message in consumer.consume(10_000, 0.5):
+            if message.error():
+                wrong = wrong or str(message.error())
+                continue
+            value = message.value()
+            producer, number = STAMP.unpack_from(value)
+            if number != following.get(producer, 0):
+                wrong = wrong or f"producer {producer}: record {number} came instead of {following.get(producer, 0)}"
+            following[producer] = number + 1
+            count += 1
+            octets += len(value)
+            quiet_until = time.monotonic() + 30
+    ended = time.time()
+    with contextlib.suppress(KafkaException):
+        consumer.close()
+    return Consumed(count, octets, wrong, began, ended)
+
+
+def together(work: Any, tasks: list[tuple[Any, ...]]) -> list[Any]:
+    """Each task in a process of its own, all beginning at once."""
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        ready, go, results = manager.Queue(), manager.Event(), manager.Queue()
+        processes = [context.Process(target=_work, args=(work, task, ready, go, results)) for task in tasks]
+        for process in processes:
+            process.start()
+        for _ in tasks:
+            ready.get(timeout=60)
+        go.set()
+        found = [results.get(timeout=600) for _ in tasks]
+        for process in processes:
+            process.join()
+    for result in found:
+        if isinstance(result, str):
+            raise SystemExit(result)
+    return found
+
+
+def _work(work: Any, task: tuple[Any, ...], ready: Any, go: Any, results: Any) -> None:
+    try:
+        head, tail = (task[:-1], task[-1:]) if work is produce_many_singly else (task, ())
+        results.put(work(*head, ready, go, *tail))
+    except BaseException as error:
+        results.put(f"{work.__name__}: {error!r}")
+        raise
+
+
+# ----------------------------------------------------------------------------------------------------- the measures
+
+
+class Bench:
+    def __init__(self, report: Report, bootstrap: str, cluster: Cluster | None, options: Any) -> None:
+        self.report, self.bootstrap, self.cluster, self.options = report, bootstrap, cluster, options
+        self.admin = AdminClient(_settings(bootstrap))
+
+    def topic(self, name: str, partitions: int) -> str:
+        name = f"{name.replace(' ', '')}-{os.getpid()}"
+        replicas = -1 if self.cluster else self.options.replicas
+        for future in self.admin.create_topics([NewTopic(name, partitions, replicas)]).values():
+            future.result(30)
+        return name
+
+    def check(self, topic: str, partitions: int, acked: int) -> list[Consumed]:
+        """Every acked record is there once, in order."""
+        tasks = [
+            (self.bootstrap, topic, [p for p in range(partitions) if p % self.options.consumers == at])
+            for at in range(min(self.options.consumers, partitions))
+        ]
+        shares = [acked * len(task[2]) // partitions for task in tasks]
+        found = together(consume, [(*task, share) for task, share in zip(tasks, shares, strict=True)])
+        wrong = next((one.wrong for one in found if one.wrong), "")
+        total = sum(one.records for one in found)
+        ok = not wrong and total == acked
+        name = topic.rsplit("-", 1)[0]
+        bar = f"all, once {wrong and f'({wrong})'}".rstrip()
+        self.report.add(f"{name}: acked, read back in order", total, "records", reference=acked, bar=bar, ok=ok)
+        return found
+
+    def throughput(self, name: str, size: int, records: int, unit: str, bar: float) -> float:
+        """Records a second of all producers together."""
+        clients = self.options.producers
+        topic = self.topic(name, clients)
+        load = Load(self.bootstrap, topic, clients, size, records // clients)
+        before = self.cluster.cpu_s() if self.cluster else []
+        done: list[Produced] = together(produce, [(load, number) for number in range(clients)])
+        after = self.cluster.cpu_s() if self.cluster else []
+        _complain(done)
+        acked = sum(one.acked for one in done)
+        took = max(one.ended for one in done) - min(one.began for one in done)
+        rate = acked / took
+        value = rate if unit == "records/s" else rate * size / MB
+        self.report.add(f"{name}: produced, acks=all", value, unit, bar=f">= {bar:,.0f}", ok=value >= bar)
+        if self.cluster:
+            used = sum(after) - sum(before)
+            gigabytes = acked * size / 1e9
+            per_gb = used / gigabytes
+            # At 256 B most of the work is a batch's and a record's, not a byte's: the bar is for the bytes.
+            self.report.add(f"{name}: server CPU, all three", per_gb, "s/GB", bar="<= 10", ok=per_gb <= 10)
+            self.report.add(f"{name}: of that the leader's", (after[-1] - before[-1]) / gigabytes, "s/GB")
+        self.report.add(f"{name}: client CPU", sum(one.cpu_s for one in done) / (acked * size / 1e9), "s/GB")
+        found = self.check(topic, clients, acked)
+        read_s = max(one.ended for one in found) - min(one.began for one in found)
+        self.report.add(f"{name}: consumed", sum(one.records for one in found) / read_s, "records/s")
+        self.report.add(f"{name}: consumed", sum(one.octets for one in found) / read_s / MB, "MB/s")
+        return rate
+
+    def latency(self, name: str, size: int, rate: float, seconds: float) -> None:
+        """At half of the highest load: how long a record waits for its ack, and how far the followers are behind."""
+        clients = self.options.producers
+        topic = self.topic(name, clients)
+        each = rate / clients
+        load = Load(self.bootstrap, topic, clients, size, int(each * seconds), rate=each, linger_ms=1.0)
+        lags: list[float] = []
+        with self._watching(lags):
+            done: list[Produced] = together(produce, [(load, number) for number in range(clients)])
+        _complain(done)
+        waits = sorted(itertools.chain.from_iterable(one.latencies_s[len(one.latencies_s) // 10 :] for one in done))
+        took = max(one.ended for one in done) - min(one.began for one in done)
+        self.report.add(f"{name}: load", sum(one.acked for one in done) / took, "records/s", reference=rate)
+        self.report.add(f"{name}: p50", _percentile(waits, 0.5) * 1e3, "ms")
+        p99 = _percentile(waits, 0.99) * 1e3
+        self.report.add(f"{name}: p99", p99, "ms", bar="< 20", ok=p99 < 20)
+        if lags:
+            self.report.add(f"{name}: followers behind, p99", _percentile(sorted(lags), 0.99) * 1e3, "ms")
+        self.check(topic, clients, sum(one.acked for one in done))
+
+    @contextlib.contextmanager
+    def _watching(self, lags: list[float]) -> Iterator[None]:
+        if self.cluster is None:
+            yield
+            return
+        context = multiprocessing.get_context("spawn")
+        with context.Manager() as manager:
+            found, stop = manager.list(), manager.Event()
+            watcher = context.Process(target=_watch, args=(self.cluster.http[0], found, stop))
+            watcher.start()
+            yield
+            stop.set()
+            watcher.join()
+            lags.extend(found)
+
+    def one_at_a_time(self, records: int, bare_us: float) -> None:
+        topic = self.topic("one-at-a-time", 1)
+        load = Load(self.bootstrap, topic, 1, 256, records)
+        (done,) = together(produce_one_at_a_time, [(load, 0)])
+        waits = sorted(done.latencies_s[records // 10 :])
+        median = _percentile(waits, 0.5) * 1e3
+        if bare_us:
+            self.report.at_most("one at a time: median", median, "ms", bare_us / 1e3, 2.0)
+        else:
+            self.report.add("one at a time: median", median, "ms")
+        self.report.add("one at a time: p99", _percentile(waits, 0.99) * 1e3, "ms")
+        self.check(topic, 1, done.acked)
+
+    def many_singly(self, clients: int, records: int) -> None:
+        workers = self.options.producers
+        partitions = 4
+        topic = self.topic(f"{clients}-clients", partitions)
+        load = Load(self.bootstrap, topic, partitions, 256, records // workers)
+        done = together(produce_many_singly, [(load, number, clients // workers) for number in range(workers)])
+        _complain(done)
+        acked = sum(one.acked for one in done)
+        took = max(one.ended for one in done) - min(one.began for one in done)
+        rate = acked / took
+        self.report.add(f"{clients} clients, one record each", rate, "records/s", bar=">= 10,000", ok=rate >= 10_000)
+        self.check(topic, partitions, acked)
+
+
+def _watch(http: str, found: Any, stop: Any) -> None:
+    while not stop.wait(0.05):
+        with (
+            contextlib.suppress(OSError, ValueError),
+            urllib.request.urlopen(f"http://{http}/status", timeout=5) as answer,
+        ):
+            found.extend(follower["lag_seconds"] for follower in json.load(answer)["followers"])
+
+
+def _complain(done: list[Produced]) -> None:
+    failed = next((one.failed for one in done if one.failed), "")
+    if failed:
+        print(f"a record was not acked: {failed}", file=sys.stderr)
+
+
+def _percentile(ordered: list[float], part: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else float("nan")
+
+
+def main() -> int:
+    parser = arguments("kafka", __doc__.split("\n")[0])
+    parser.add_argument("--bootstrap", metavar="HOST:PORT", help="another server, instead of a cluster of our own")
+    parser.add_argument("--replicas", type=int, default=-1, help="of topics made on another server")
+    parser.add_argument("--producers", type=int, default=2, help="producing processes")
+    parser.add_argument("--consumers", type=int, default=2, help="consuming processes")
+    parser.add_argument("--only", help="256B, 1KB, latency, one or 64")
+    options = parser.parse_args()
+    report = Report("kafka", options)
+    scale = 0.1 if options.quick else 1.0
+
+    def wanted(name: str) -> bool:
+        return not options.only or name in options.only.split(",")
+
+    with scratch_folder() as folder, contextlib.ExitStack() as stack:
+        bare_us = 0.0
+        if wanted("one"):
+            program = compile_c("bare_produce", folder)
+            found = subprocess.run([program, folder, str(int(5000 * scale)), "400"], capture_output=True, check=True)
+            bare_us = float(found.stdout.split()[0])
+            report.limit("a record to three disks and back, in C", bare_us / 1e3, "ms")
+        cluster = None
+        if not options.bootstrap:
+            cluster = Cluster(Path(folder))
+            stack.callback(cluster.stop)
+            cluster.start()
+        bench = Bench(report, options.bootstrap or cluster.kafka[0], cluster, options)  # type: ignore[union-attr]
+        rate = 250_000.0
+        if wanted("256B"):
+            rate = bench.throughput("256 B", 256, int(4_000_000 * scale), "records/s", 250_000)
+        if wanted("1KB"):
+            bench.throughput("1 KB", 1024, int(1_500_000 * scale), "MB/s", 150)
+        if wanted("latency"):
+            bench.latency("256 B at half load", 256, min(rate, 250_000) / 2, 20 * scale)
+        if wanted("one"):
+            bench.one_at_a_time(int(5000 * scale), bare_us)
+        if wanted("64"):
+            bench.many_singly(64, int(200_000 * scale))
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
