@@ -62,6 +62,7 @@ class Reader:
         """Whole batches from the one that holds `offset` on, below `committed`, at least one."""
         batches: list[memoryview] = []
         size = 0
+        wrong = 0
         while offset < committed and (size < bytes_max or not batches):
             if offset < partition.start_offset:
                 raise OutOfRange(f"offset {offset} of {partition.topic}/{partition.partition} was removed")
@@ -71,16 +72,27 @@ class Reader:
             try:
                 got = await self._fetch_from(found, partition, offset, bytes_max - size, committed, upto, not batches)
             except (_Wrong, BadIndex):
-                await self.rebuild_index(found.segment)
+                wrong += 1
+                await self._mistrust(found.segment, wrong)
                 continue
             if not got:
                 break
+            wrong = 0
             for frame in got:
                 batches.append(frame.data)
                 size += len(frame.data)
             offset = Offset(got[-1].base_offset + got[-1].record_count)
         self._stats.fetched_bytes += size
         return batches
+
+    async def _mistrust(self, segment: Segment, times: int) -> None:
+        """An index led to the wrong place: make it again. If that was not it, those before it sent us here."""
+        if times > 2:
+            raise self._corrupt(segment, segment.start, "the frames and the index made of them disagree")
+        suspects = [segment] if times == 1 else [s for s in self._store.list if s.end <= segment.end]
+        for suspect in suspects:
+            if suspect.active is None and not suspect.gone:
+                await self.rebuild_index(suspect)
 
     async def _find(self, partition: PartitionState, offset: Offset) -> Found | None:
         """The segment that holds the batch of `offset`: the first at whose end the partition is beyond it."""
@@ -143,6 +155,8 @@ class Reader:
             frames += await self._read_run(segment, partition, run)
         if frames and frames[0].base_offset > offset:
             raise _Wrong
+        if not frames and segment.end <= upto and at_least_one:
+            raise _Wrong  # all of it is committed, and the batch should be here
         return frames
 
     async def _read_run(self, segment: Segment, partition: PartitionState, run: list[Entry]) -> list[Frame]:

@@ -15,12 +15,12 @@ from typing import Protocol
 import trio
 from crc32c import crc32c
 
-from chronik_repl.positions import Epoch, Offset, Position
+from chronik_repl.positions import Epoch, Position
 from chronik_repl.wal.changes import EpochStart, TopicMade
 from chronik_repl.wal.disk import Disk, RealDisk
 from chronik_repl.wal.frame import Frame, decode
 from chronik_repl.wal.log import Appended, Log, LogSettings
-from chronik_repl.wal.segment import FRAMES_AT
+from chronik_repl.wal.segment import FRAMES_AT, Mark, encode_mark, mark_offset
 from tests.simulation.disk import SimDisk
 from tests.simulation.medium import Medium
 
@@ -84,7 +84,9 @@ class SimPlace:
         self.rng = random.Random(1)
 
     def disk(self) -> SimDisk:
-        return SimDisk(self.rng, self.medium)
+        disk = SimDisk(self.rng, self.medium)
+        disk.slowness = 0.0
+        return disk
 
     def names(self) -> list[str]:
         return sorted(self.medium.image())
@@ -212,9 +214,14 @@ def flip(place: Place, name: str, at: int, bit: int = 0) -> None:
     place.write(name, bytes(data))
 
 
+def set_marks(place: Place, name: str, durable_end: int, high_watermark: int) -> None:
+    """As if the last marks of this segment had been these."""
+    data = bytearray(place.read(name))
+    for sequence in (100, 101):
+        mark = encode_mark(Mark(sequence, Position(durable_end), Position(high_watermark)))
+        data[mark_offset(sequence) : mark_offset(sequence) + len(mark)] = mark
+    place.write(name, bytes(data))
+
+
 def image(place: Place) -> dict[str, bytes]:
     return {name: place.read(name) for name in place.names() if name != "lock"}
-
-
-def offset(number: int) -> Offset:
-    return Offset(number)
