@@ -278,7 +278,8 @@ class Committer:
         """Have the next segment's file ready, zero-filled, before it is needed."""
         size = FRAMES_AT + self._settings.segment_bytes
         while True:
-            if self._disk.free_bytes() - size >= self._settings.min_free_bytes:
+            # Never one that is there already: it may be on its way to become a segment.
+            if not self._spare_exists and self._disk.free_bytes() - size >= self._settings.min_free_bytes:
                 ready = self._spare_ready = trio.Event()
                 try:
                     await self._disk.preallocate(SPARE, size)
