@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   chronik config /etc/chronik/leader.env      the same of a file: exit code 0 if it is right, 2 if not
   chronik config follower.env --as follower --json
   chronik config --markdown                   the table of docs/configuration.md"""
+WIDE = 140  # columns of a terminal that has room for the meanings too
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 
 
@@ -76,13 +77,14 @@ def _show(rows: list[dict[str, str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
+    columns = ("name", "value", "from") + (("meaning",) if console.width >= WIDE else ())
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("variable", "value", "from", "meaning"):
-        table.add_column(name, overflow="fold", no_wrap=name == "variable")
+    for name in columns:
+        table.add_column(name, overflow="fold", no_wrap=name == "name")
     for row in rows:
-        style = "" if row["from"] != "default" else "dim"
-        table.add_row(row["name"], row["value"], row["from"], row["meaning"], style=style)
-    Console().print(table)
+        table.add_row(*(row[name] for name in columns), style="" if row["from"] != "default" else "dim")
+    console.print(table)
 
 
 def markdown() -> str:

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from chronik_repl.errors import ConfigError, Refused
 
 HTTP_DEFAULT = "127.0.0.1:9644"
 HTTP_TIMEOUT_S = 10.0
+WAIT_STEP_S = 0.1
 
 
 def register(subcommands: Any) -> None:
@@ -28,12 +30,16 @@ def register(subcommands: Any) -> None:
         """examples:
   chronik status                       the node of CHRONIK_DATA_DIR, or on 127.0.0.1:9644
   chronik status --watch               until Ctrl-C, every second
+  chronik status --wait 30             in a script: go on once it is ready
   chronik status --http leader:9644 --json | jq .log.high_watermark
 
 exit code: 0 ready, 1 not ready, 2 not reachable""",
     )
     _where(status)
     status.add_argument("--watch", action="store_true", help="go on showing it, every second")
+    status.add_argument(
+        "--wait", type=float, default=0, metavar="SECONDS", help="wait until it is ready, at most so long"
+    )
     status.add_argument("--json", action="store_true", help="print what /status says")
 
     topics = _command(
@@ -190,7 +196,7 @@ def _status(arguments: argparse.Namespace) -> int:
         from chronik_repl.status_view import watch
 
         return watch(lambda: _ask(arguments, "status"), as_json=arguments.json)
-    status = _ask(arguments, "status")
+    status = _ask_until_ready(arguments)
     if arguments.json:
         print(json.dumps(status, indent=2))
     else:
@@ -198,6 +204,19 @@ def _status(arguments: argparse.Namespace) -> int:
 
         show_status(status)
     return 0 if status["ready"] else 1
+
+
+def _ask_until_ready(arguments: argparse.Namespace) -> dict[str, Any]:
+    deadline = time.monotonic() + arguments.wait
+    while True:
+        try:
+            status = _ask(arguments, "status")
+            if status["ready"] or time.monotonic() > deadline:
+                return status
+        except Refused:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(WAIT_STEP_S)
 
 
 def _topics(arguments: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ STATE_STYLES = {
 }
 EVENT_STYLES = {"info": "", "warning": "yellow", "error": "red"}
 EVENTS_SHOWN = 6
-NUMBERS = {"lag", "records", "seconds", "ring", "drops", "partition", "first", "high watermark", "next", "committed"}
+NUMBERS = {"records", "partition", "first", "high watermark", "next", "committed", "lag "}
 
 
 def show_status(status: dict[str, Any]) -> None:
@@ -99,18 +99,16 @@ def status_table(status: dict[str, Any], rate: str = "") -> RenderableType:
 
 
 def _followers(followers: list[dict[str, Any]]) -> Table:
-    table = _table("follower", "address", "state", "lag", "records", "seconds", "ring", "drops", "parity", "")
+    table = _table("follower", "state", "lag", "ring", "parity", "")
     for one in followers:
         differs = one["parity_mismatches"] or one["state"] == "diverged"
+        lag = f"{size_of(one['lag_positions'])}, {one['lag_records']:,} records, {one['lag_seconds']:.1f} s"
+        drops = f", {one['ring_drops']} overflows" if one["ring_drops"] else ""
         table.add_row(
-            str(one["node_id"] or "?") + ("" if one["member"] else " (no member)"),
-            one["address"],
+            f"{one['node_id'] or '?'} at {one['address']}" + ("" if one["member"] else ", no member"),
             Text(one["state"], STATE_STYLES[one["state"]]),
-            size_of(one["lag_positions"]),
-            f"{one['lag_records']:,}",
-            f"{one['lag_seconds']:.1f}",
-            f"{one['ring_frames']:,}",
-            str(one["ring_drops"]),
+            lag if one["lag_positions"] else "none",
+            f"{one['ring_frames']:,} frames{drops}",
             Text("DIFFERENT", "red") if differs else Text(f"same to {one['parity_position']:,}", "green"),
             one["detail"],
         )
@@ -160,7 +158,7 @@ def show_topics(topics: list[dict[str, Any]]) -> None:
 
 
 def show_groups(groups: list[dict[str, Any]]) -> None:
-    table = _table("group", "state", "generation", "members", "topic", "partition", "committed", "lag")
+    table = _table("group", "state", "generation", "members", "topic", "partition", "committed", "lag ")
     for group in groups:
         about = (group["group"], group["state"], str(group["generation"]), str(len(group["members"])))
         for one in group["offsets"] or [None]:
@@ -175,7 +173,7 @@ def show_groups(groups: list[dict[str, Any]]) -> None:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in columns:
-        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=name != "")
+        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
     return table
 
 

@@ -1,0 +1,108 @@
+"""What the documents say is so: the README's commands run, links lead somewhere, and the demo keeps its word."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PORTS = ("9092", "9093", "9291", "9292", "9644", "9645")
+TIMEOUT_S = 150
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def free_ports(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [str(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return found
+
+
+def environments() -> Iterator[bytes]:
+    """Of every process that we may look at."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            yield path.read_bytes()
+
+
+def test_the_readme_has_the_two_commands_first() -> None:
+    assert [block.strip() for block in blocks(ROOT / "README.md")[:2]] == ["scripts/demo", "scripts/test"]
+
+
+def test_every_other_command_of_the_readme_runs_as_written(tmp_path: Path) -> None:
+    """In one shell, from top to bottom; only the ports are others, so that it can run beside anything."""
+    if shutil.which("kcat") is None:
+        pytest.skip("no kcat on this machine (apt-get install kcat)")
+    script = "\n".join(blocks(ROOT / "README.md")[2:])
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    script = re.sub("|".join(PORTS), lambda match: ports[match[0]], script)
+    assert not re.search(r"(?m)^\s*(rm|sudo|curl|git)\b", script)
+    for name in (".venv", "config"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        # What the commands leave to their defaults.
+        "CHRONIK_HTTP_BIND_ADDR": f"127.0.0.1:{ports['9644']}",
+        "CHRONIK_KAFKA_BIND_ADDR": f"127.0.0.1:{ports['9092']}",
+        "CHRONIK_WAL_RECEIVER_BIND_ADDR": f"127.0.0.1:{ports['9291']}",
+        "CHRONIK_MIN_FREE_BYTES": "64MiB",
+    }
+    shell = f"set -euo pipefail -m\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n{script}\nwait\n"
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert "\n1000\n" in f"\n{done.stdout}", told
+    assert "numbers" in done.stdout, "chronik topics"
+    assert "copies are the same" in done.stdout, told
+
+
+def test_the_demo_keeps_its_word_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """From another directory, with an empty environment and a new home."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(scratch)}
+    command = [str(ROOT / "scripts" / "demo"), "--exit"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all three copies are the same" in done.stdout
+    assert re.search(r"http://127\.0\.0\.1:\d+/", done.stdout), "the page's address"
+    assert list(scratch.iterdir()) == []
+    assert not any(str(scratch).encode() in environment for environment in environments()), "a process was left behind"
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    anchors = re.compile(r"\]\(([^)\s]+)\)")
+    for target in anchors.findall(page.read_text()):
+        if not re.match(r"https?:|#", target):
+            path = (page.parent / target.partition("#")[0]).resolve()
+            assert path.exists(), f"{page.relative_to(ROOT)} → {target}"
+
+
+def test_every_command_has_help_with_examples() -> None:
+    chronik = Path(sys.executable).parent / "chronik"
+    top = subprocess.run([chronik, "--help"], capture_output=True, text=True, check=True).stdout
+    names = re.findall(r"(?m)^    ([a-z]+) ", top)
+    wanted = {"status", "topics", "groups", "members", "promote", "backup", "certs", "users", "wal", "parity", "config"}
+    assert set(names) == wanted
+    for name in sorted(wanted):
+        text = subprocess.run([chronik, name, "--help"], capture_output=True, text=True, check=True).stdout
+        assert "example" in text, f"chronik {name} --help has no examples"
