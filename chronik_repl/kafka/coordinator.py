@@ -27,6 +27,7 @@ from chronik_repl.wal.changes import Change, CommittedOffset, GroupRemoved, Offs
 from chronik_repl.wal.state import GroupState
 
 COMMIT_TIMEOUT_S = 5.0  # for the high watermark; then the client looks for its coordinator and asks again
+LOAD_TIMEOUT_S = 2.0  # for this epoch's own start
 GLANCE_S = 1.0  # how late the end of a leadership may be noticed here; requests notice it at once
 
 
@@ -64,7 +65,6 @@ class Coordinator:
         self._timers: list[tuple[float, str]] = []
         self._scheduled: dict[str, float] = {}
         self._sooner = trio.Event()
-        self.rebalances = 0  # generations written since the start
 
     async def run(self) -> None:
         """The clock. Until cancelled."""
@@ -96,8 +96,17 @@ class Coordinator:
                     self._keep(_load(name, state, now))
         return Code.NONE
 
+    async def ready(self) -> Code:
+        """As `standing`; but a leader that has just begun is given a moment. Not every client asks again."""
+        code = self.standing()
+        history = self._house.log.state.history
+        if code is Code.COORDINATOR_LOAD_IN_PROGRESS and history:
+            await self.committed(Position(history[-1].start + 1), self._house.epoch, LOAD_TIMEOUT_S)
+            code = self.standing()
+        return code
+
     async def join(self, name: str, ask: Join) -> Joined:
-        code = self._standing_for(name)
+        code = await self._standing_for(name)
         if code is not Code.NONE:
             return Joined(code, ask.member_id)
         group = self._find(name)
@@ -121,7 +130,7 @@ class Coordinator:
         protocol: str | None,
         assignments: Mapping[str, bytes],
     ) -> Synced:
-        code = self._standing_for(name)
+        code = await self._standing_for(name)
         if code is not Code.NONE:
             return Synced(code)
         group = self._find(name)
@@ -136,7 +145,7 @@ class Coordinator:
         return reply if isinstance(reply, Synced) else Synced(reply.code)
 
     def heartbeat(self, name: str, member_id: str, instance_id: str, generation: int) -> Code:
-        code = self._standing_for(name)
+        code = self.standing() if name else Code.INVALID_GROUP_ID
         if code is not Code.NONE:
             return code
         group = self._find(name)
@@ -146,7 +155,7 @@ class Coordinator:
 
     async def leave(self, name: str, members: list[tuple[str, str]]) -> tuple[Code, list[Code]]:
         """For each (member id, instance id) a code; the first one is for the request as a whole."""
-        code = self._standing_for(name)
+        code = await self._standing_for(name)
         if code is not Code.NONE:
             return code, []
         codes = []
@@ -165,7 +174,7 @@ class Coordinator:
         self, name: str, member_id: str, instance_id: str, generation: int, offsets: tuple[CommittedOffset, ...]
     ) -> Code:
         """One small frame in the log; answered once that is below the high watermark."""
-        code = self._standing_for(name)
+        code = await self._standing_for(name)
         if code is not Code.NONE:
             return code
         group = self._find(name)
@@ -179,7 +188,7 @@ class Coordinator:
 
     async def remove(self, name: str) -> Code:
         """Forget a group that has no members."""
-        code = self._standing_for(name)
+        code = await self._standing_for(name)
         if code is not Code.NONE:
             return code
         group = self._find(name)
@@ -204,10 +213,10 @@ class Coordinator:
         state = self._house.log.state.groups.get(name)
         return ORIGIN if state is None else state.last_change_end
 
-    async def committed(self, end: Position, epoch: int | None = None) -> Code:
+    async def committed(self, end: Position, epoch: int | None = None, timeout_s: float | None = None) -> Code:
         """Wait until `end` is below the high watermark of this very leadership."""
         epoch = self._epoch if epoch is None else epoch
-        with trio.move_on_after(COMMIT_TIMEOUT_S):
+        with trio.move_on_after(COMMIT_TIMEOUT_S if timeout_s is None else timeout_s):
             try:
                 await self._house.log.committed.wait(end)
             except DiskFailed:
@@ -220,8 +229,8 @@ class Coordinator:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _standing_for(self, name: str) -> Code:
-        return self.standing() if name else Code.INVALID_GROUP_ID
+    async def _standing_for(self, name: str) -> Code:
+        return await self.ready() if name else Code.INVALID_GROUP_ID
 
     def _find(self, name: str) -> Group | None:
         group = self._groups.get(name)
@@ -253,6 +262,8 @@ class Coordinator:
         for effect in effects:
             match effect:
                 case Write(change):
+                    known = self._house.log.state.groups.get(group.name)
+                    before = 0 if known is None else known.generation
                     try:
                         self._house.log.append_change(change)
                     except DiskFailed:
@@ -260,7 +271,7 @@ class Coordinator:
                     except ChronikError as error:
                         self._drop(group, effects, _code(error))
                         return
-                    self.rebalances += 1
+                    self._house.meters.add("kafka_group_rebalances", change.generation - before)
                 case Answer(ticket, reply):
                     slot = self._slots.pop(ticket, None)
                     if slot is not None:  # else its connection is gone

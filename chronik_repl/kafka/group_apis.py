@@ -139,7 +139,7 @@ async def leave_group(context: Context, version: int, request: Any) -> Any:
 async def list_groups(context: Context, version: int, request: Any) -> Any:
     """All groups from the leader; none, and no error, from a follower: clients ask every node and add up."""
     coordinator = context.door.coordinator
-    code = coordinator.standing()
+    code = await coordinator.ready()
     if code is Code.NOT_COORDINATOR:
         return ListGroupsResponse(error_code=Code.NONE, groups=[])
     groups = []
@@ -168,7 +168,7 @@ async def _describe(context: Context, version: int, name: str) -> Any:
     coordinator = context.door.coordinator
     described = DescribeGroupsResponse.DescribedGroup
     blank = {"group_id": name, "group_state": "", "protocol_type": "", "protocol_data": "", "members": []}
-    code = coordinator.standing() if name else Code.INVALID_GROUP_ID
+    code = await coordinator.ready() if name else Code.INVALID_GROUP_ID
     if code is Code.NONE:
         code = await coordinator.committed(coordinator.last_change_end(name))
     if code is not Code.NONE:

@@ -91,7 +91,7 @@ _Found = list[tuple[str, list[tuple[int, Any]]]]  # topic, (partition, GroupOffs
 
 async def _offsets(context: Context, name: str, asked: Iterable[Any] | None) -> tuple[Code, _Found]:
     coordinator = context.door.coordinator
-    code = coordinator.standing() if name else Code.INVALID_GROUP_ID
+    code = await coordinator.ready() if name else Code.INVALID_GROUP_ID
     if code is Code.NONE:
         code = await coordinator.committed(coordinator.last_change_end(name))
     if code is not Code.NONE:
@@ -132,7 +132,7 @@ async def offset_delete(context: Context, version: int, request: Any) -> Any:
     """Offsets of topics that a living member subscribes to stay."""
     coordinator = context.door.coordinator
     name = request.group_id
-    code = coordinator.standing() if name else Code.INVALID_GROUP_ID
+    code = await coordinator.ready() if name else Code.INVALID_GROUP_ID
     group = coordinator.find(name) if code is Code.NONE else None
     if code is Code.NONE and (group is None or name not in context.house.log.state.groups):
         code = Code.GROUP_ID_NOT_FOUND

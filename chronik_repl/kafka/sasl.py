@@ -36,8 +36,6 @@ class Logins:
         self._users = users
         self._changed_ns = changed_ns
         self._failures: dict[str, tuple[int, float]] = {}  # address → how often, and when last; oldest first
-        self.failed = 0
-        self.succeeded = 0
 
     @classmethod
     async def open(cls, path: Path) -> Logins:
@@ -68,7 +66,6 @@ class Logins:
         self._failures[address] = (times, now)
         if len(self._failures) > ADDRESSES_MAX:
             del self._failures[next(iter(self._failures))]
-        self.failed += 1
         return float(min(DELAY_S * 2 ** min(times - 1, 20), DELAY_S_MAX))
 
 
@@ -102,6 +99,7 @@ async def sasl_authenticate(context: Context, version: int, request: Any) -> Any
         answer = exchange.final(message) if exchange.begun else exchange.first(message)
     except ScramFailed as why:
         client.sasl = _Over()
+        context.door.meters.add("kafka_login_failures")
         logger.warning("login refused", address=client.host, user=exchange.name[:64], reason=str(why))
         await trio.sleep(logins.delay_s(client.host))
         return SaslAuthenticateResponse(
@@ -111,7 +109,6 @@ async def sasl_authenticate(context: Context, version: int, request: Any) -> Any
         client.sasl = None
         client.principal = exchange.name
         client.authenticated = True
-        logins.succeeded += 1
     return SaslAuthenticateResponse(error_code=Code.NONE, error_message=None, auth_bytes=answer)
 
 
