@@ -34,6 +34,7 @@ def produce(
     topic: str,
     records: int,
     *,
+    first: int = 0,
     in_the_middle: Callable[[], None] | None = None,
     **config: Any,
 ) -> Ledger:
@@ -47,8 +48,8 @@ def produce(
             ledger.acked.add(int(message.key()))
 
     trouble = threading.Thread(target=in_the_middle) if in_the_middle else None
-    for number in range(records):
-        if trouble and number == records // 2:
+    for number in range(first, first + records):
+        if trouble and number == first + records // 2:
             trouble.start()
         while True:
             try:
@@ -115,13 +116,8 @@ def test_idempotent_through_a_leaders_death_every_record_once(
     cluster: Cluster, fresh: Callable[[str], str], codec: str
 ) -> None:
     topic = make_topic(cluster, fresh("killed"))
-    ledger = produce(
-        cluster,
-        topic,
-        RECORDS,
-        in_the_middle=cluster.kill_leader_and_start_it_again,
-        **{"compression.type": codec, "enable.idempotence": True},
-    )
+    config: Any = {"compression.type": codec, "enable.idempotence": True}
+    ledger = produce(cluster, topic, RECORDS, in_the_middle=cluster.kill_leader_and_start_it_again, **config)
     consume(cluster, topic, ledger)
     ledger.once_and_in_order()
     assert ledger.complete()
