@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 
 import msgspec
 
@@ -96,7 +97,7 @@ def look_closer(task: CloserTask, files: Iterable[Bytes]) -> Closer:
     result = Closer(task.start, differences=[], rechained={})
     right = max(sources, key=lambda s: _standing(s, task.start, first, s.group.upto))
     result.reference = right.group.copies
-    faults = _faults(right, task.start)
+    faults = list(islice(_faults(right, task.start), DIFFERENCES_MAX + 1))
     for copy in right.group.copies:
         _take(result, copy, faults)
     for source in sources:
@@ -217,6 +218,7 @@ def _checked(source: _Source, start: int, upto: int) -> Iterator[tuple[Piece, st
         fault = ""
         if piece.key is None:
             fault = "zeros" if piece.zeros else "no good frame stands here"
+            offsets.clear()  # what should follow is not known after that
         elif piece.position != piece.place:
             fault = f"the frame of position {piece.position}"
         elif before is not None and before.key is not None and piece.previous != before.checksum:

@@ -23,6 +23,7 @@ from chronik_repl.spark.survey import Copy
 Status = Literal["same", "proved earlier", "different", "missing", "behind", "not compared"]
 Verdict = Literal["same", "different", "could not tell"]
 EXIT_CODES: Mapping[Verdict, int] = {"same": 0, "different": 1, "could not tell": 2}
+_UNKNOWN = -1
 DIFFERENCES_MAX = 10_000  # listed in the report; all are counted
 
 
@@ -145,7 +146,7 @@ def _compare_contents(judged: Judged, contents: dict[tuple[object, ...], list[Pa
             judged.status[part.copy] = "same" if agreeing > 1 else "not compared"
             if agreeing < 2:
                 judged.why[part.copy] = "no other copy holds it"
-    if main is not None and (len(contents) > 1 or main.wrong or main.excess):
+    if main is not None and (main.wrong or any(content != ("reference",) for content in contents)):
         groups = tuple(
             Group(
                 tuple(p.copy for p in parts),
@@ -233,6 +234,9 @@ class Ledger:
         self._chain(judged)
         for run in judged.runs:
             self._tally(run, judged)
+        if not judged.runs or judged.runs[-1].wrong:  # what follows cannot be checked against what was not seen
+            for seen in self._partitions.values():
+                seen.next = _UNKNOWN
         self.more += judged.more
         self.differences += judged.differences
         self._different |= {d.copy for d in judged.differences}
@@ -275,7 +279,7 @@ class Ledger:
             seen = self._partitions.get(key)
             if seen is None:
                 seen = self._partitions[key] = _Partition(tally.first)
-            elif tally.first != seen.next and not judged.closer and not judged.differences:
+            elif seen.next not in (tally.first, _UNKNOWN) and not judged.closer and not judged.differences:
                 words = f"offset {tally.first} where {seen.next} should follow"
                 where = (Range(tally.topic, tally.partition, tally.first, tally.next),)
                 judged.differences.append(Difference(run.start, run.end, "all", "wrong log", words, ranges=where))
