@@ -82,7 +82,9 @@ class Committer:
         self._spare_wanted = trio.Event()
         self._spare_ready: trio.Event | None = None
         self._spare_exists = False
+        self._making = False
         self._space_checked_s = -1.0
+        self._unchecked_bytes = 0  # committed since then
 
     def start_at(self, segment: Segment | None, end: Position, mark: Mark | None) -> None:
         """After opening or truncating: everything up to `end` is durable and stands in `segment`, whose file is
@@ -166,7 +168,8 @@ class Committer:
         stats.commit_longest_s = max(stats.commit_longest_s, now - started)
         self._done(group.end, group.chain)
         self._stale.set()
-        if now - self._space_checked_s > SPACE_CHECK_S:
+        self._unchecked_bytes += group.size
+        if now - self._space_checked_s > SPACE_CHECK_S or self._unchecked_bytes * 16 > self._settings.min_free_bytes:
             self._check_space(now)
 
     @asynccontextmanager
@@ -193,6 +196,7 @@ class Committer:
         self._store.adopt(segment, file)
         self._store.pin(segment)
         self.current = segment
+        self._check_space(trio.current_time())
         if old is not None:
             self._store.unpin(old)
             self.finished.append(old)
@@ -202,18 +206,22 @@ class Committer:
     async def _make(self, segment: Segment) -> File:
         if self._spare_ready is not None and self.current is not None:
             await self._spare_ready.wait()
-        aside = SPARE if self._spare_exists else NEXT
-        self._spare_exists = False
-        if aside == NEXT:
-            await self._disk.remove(NEXT)
-        file = await self._disk.open(aside, create=aside == NEXT)
-        header = encode_header(Header(segment.start, segment.chain, self.cluster_id, self._store.list[0].start))
-        marks = (self._next_mark(segment.start), self._next_mark(segment.start))
-        # The last byte before the frames too: a file that was not filled ahead must not be too short to be a segment.
-        await self._disk.commit(file, (Write(0, (header,)), *marks, Write(FRAMES_AT - 1, (b"\0",))))
-        await self._disk.rename(aside, segment.name)
-        await self._disk.sync_dir(FOLDER)
-        self._spare_wanted.set()
+        self._making = True  # from here on the spare is this segment's, until it has another name
+        try:
+            aside = SPARE if self._spare_exists else NEXT
+            self._spare_exists = False
+            if aside == NEXT:
+                await self._disk.remove(NEXT)
+            file = await self._disk.open(aside, create=aside == NEXT)
+            header = encode_header(Header(segment.start, segment.chain, self.cluster_id, self._store.list[0].start))
+            marks = (self._next_mark(segment.start), self._next_mark(segment.start))
+            # The last byte before the frames too: a file that was not filled ahead must not be too short for a segment.
+            await self._disk.commit(file, (Write(0, (header,)), *marks, Write(FRAMES_AT - 1, (b"\0",))))
+            await self._disk.rename(aside, segment.name)
+            await self._disk.sync_dir(FOLDER)
+        finally:
+            self._making = False
+            self._spare_wanted.set()
         return file
 
     def _next_mark(self, durable_end: Position) -> Write:
@@ -278,8 +286,9 @@ class Committer:
         """Have the next segment's file ready, zero-filled, before it is needed."""
         size = FRAMES_AT + self._settings.segment_bytes
         while True:
-            # Never one that is there already: it may be on its way to become a segment.
-            if not self._spare_exists and self._disk.free_bytes() - size >= self._settings.min_free_bytes:
+            self._spare_wanted = trio.Event()
+            room = self._disk.free_bytes() - size >= self._settings.min_free_bytes
+            if room and not self._spare_exists and not self._making:
                 ready = self._spare_ready = trio.Event()
                 try:
                     await self._disk.preallocate(SPARE, size)
@@ -290,7 +299,6 @@ class Committer:
                     self._spare_ready = None
                     ready.set()
             await self._spare_wanted.wait()
-            self._spare_wanted = trio.Event()
 
     async def watch_space(self) -> None:
         while True:
@@ -298,5 +306,5 @@ class Committer:
             await trio.sleep(SPACE_RECHECK_S)
 
     def _check_space(self, now_s: float) -> None:
-        self._space_checked_s = now_s
+        self._space_checked_s, self._unchecked_bytes = now_s, 0
         self.full = self._disk.free_bytes() < self._settings.min_free_bytes

@@ -128,7 +128,7 @@ class Log:
         if not self._store.list:
             return
         last, replayed = self._store.list[-1], loaded.replayed
-        if not replayed.state.history and self._store.list[0].start == ORIGIN:
+        if replayed.state.blank and last.start == ORIGIN:
             # Founded, and cut off before its first epoch began: nothing was ever accepted.
             await forget_from(self._disk, self._store, self._committer, ORIGIN)
             return

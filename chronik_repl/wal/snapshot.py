@@ -33,7 +33,8 @@ from chronik_repl.wal.frame import OVERHEAD, TOPIC_PATTERN, BadFrame
 if TYPE_CHECKING:
     from chronik_repl.wal.state import State
 
-PART_BYTES = 1024 * 1024
+PART_BYTES = 1024 * 1024  # of every part but the last
+PARTS_MAX = 1024
 
 
 class ProducerRow(msgspec.Struct, frozen=True, array_like=True):

@@ -42,7 +42,7 @@ from chronik_repl.wal.entities import (
     TopicState,
 )
 from chronik_repl.wal.frame import TOPIC_PATTERN, BadFrame, Frame, Kind
-from chronik_repl.wal.snapshot import encode_state, replace_state
+from chronik_repl.wal.snapshot import PART_BYTES, PARTS_MAX, encode_state, replace_state
 
 # A record batch (v2): base offset, length, leader epoch, magic, crc, attributes, last offset delta, base and max
 # timestamp, producer id, producer epoch, base sequence, record count.
@@ -89,6 +89,8 @@ class State:
         except ProtocolError as error:
             raise BadFrame(f"at {frame.position}: {error}") from error
         self.check(change, frame.kind)
+        if frame.kind == Kind.EPOCH_START and self.history and frame.epoch <= self.history[-1].epoch:
+            raise BadFrame(f"epoch {frame.epoch} begins at {frame.position}, after {self.history[-1].epoch}")
         if frame.timestamp_ms > self.timestamp_ms:
             self.timestamp_ms = frame.timestamp_ms
         self.fold(change, frame.position, Position(frame.position + frame.size), frame.epoch, frame.previous)
@@ -131,8 +133,12 @@ class State:
                 if not 1 <= change.partitions <= PARTITIONS_MAX:
                     raise BadFrame(f"{change.partitions} partitions for {change.topic}")
             case SnapshotPart():
-                if not 0 <= change.part < change.parts:
-                    raise BadFrame(f"snapshot part {change.part} of {change.parts}")
+                full = len(change.piece) == PART_BYTES or change.part == change.parts - 1
+                if not 0 <= change.part < change.parts <= PARTS_MAX or not full or len(change.piece) > PART_BYTES:
+                    raise BadFrame(
+                        f"snapshot part {change.part} of {change.parts}, {len(change.piece)} bytes; all but the last "
+                        f"have {PART_BYTES}"
+                    )
 
     def fold(self, change: Change, position: Position, end: Position, epoch: Epoch, previous: Checksum) -> None:
         """Apply a checked change whose frame stands from `position` to `end` after a frame with checksum `previous`."""
@@ -205,6 +211,11 @@ class State:
         if len(self._pieces) == part.parts:
             pieces, self._pieces = self._pieces, []
             replace_state(self, b"".join(pieces))
+
+    @property
+    def blank(self) -> bool:
+        """Nothing was ever said but, perhaps, that a log is founded."""
+        return not (self.history or self.topics or self.groups or self.membership or self.sources)
 
     @property
     def snapshot_pending(self) -> bool:

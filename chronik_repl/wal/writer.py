@@ -150,7 +150,8 @@ class Writer:
         size = OVERHEAD + len(data)
         if size > self._settings.frame_bytes_max:
             raise BadFrame(f"a frame of {size} bytes; {self._settings.frame_bytes_max} are allowed")
-        if self.end + size > self._roll_at and not isinstance(change, SnapshotPart):
+        # An epoch's first frame is its start, but for the very first: so it stands where the last epoch ended.
+        if self.end + size > self._roll_at and not isinstance(change, SnapshotPart | EpochStart):
             self._roll()
         state, position, previous = self.state, self.end, self.end_checksum
         now_ms = state.timestamp_ms = max(self._clock_ms(), state.timestamp_ms)
@@ -190,7 +191,9 @@ class Writer:
             self._append(part)
         assert self._segment is not None
         self._segment.snapshot_whole = True
-        self._roll_at = Position(max(self._roll_at, self.end + 1))
+        # However large the snapshot is, more than that follows before the next one.
+        size = self.end - self._segment.start
+        self._roll_at = Position(max(self._roll_at, self.end + max(size, self._settings.segment_bytes // 2)))
 
     def _begin_segment(self, timestamp_ms: int) -> None:
         """From here on everything goes into a new one. Its file is made when the committer comes to it."""

@@ -1,4 +1,5 @@
-"""Failures of the disk that others had: known failures 11–14 and 19–22. Those that need real faults are in tests/crash."""
+"""Failures of the disk that others had: known failures 11–14 and 19–22. Those that need real faults are in
+tests/crash."""
 
 from __future__ import annotations
 
@@ -407,7 +408,8 @@ async def test_both_marks_damaged_still_opens_what_is_whole(place: Place) -> Non
 
 
 async def test_what_is_kept_above_the_mark_is_written_again_and_synced() -> None:
-    """A failed sync left the pages clean: what the cache shows is not on the device, and no later sync would write it."""
+    """A failed sync left the pages clean: what the cache shows is not on the device, and no later sync would write
+    it."""
     place = SimPlace()
     disk = place.disk()
     log = await Log.open(disk, SETTINGS, CLUSTER)

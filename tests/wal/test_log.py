@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+
 import pytest
 import trio
 import trio.testing
@@ -16,8 +19,11 @@ from chronik_repl.wal.changes import (
     TopicMade,
     TopicRemoved,
 )
+from chronik_repl.wal.committer import SPARE
+from chronik_repl.wal.disk import File
 from chronik_repl.wal.frame import BadFrame, Kind
 from chronik_repl.wal.log import Log, LogSettings
+from tests.simulation.disk import SimDisk
 from tests.wal.workbench import (
     CLUSTER,
     SETTINGS,
@@ -382,10 +388,9 @@ async def test_below_the_floor_of_free_space_appends_are_refused_and_reads_go_on
     async with trio.open_nursery() as nursery:
         await nursery.start(log.run)
         lead(log)
-        with trio.fail_after(60):
+        with trio.fail_after(60), contextlib.suppress(DiskFull):
             while not log.full:
                 await write_some(log, 20)
-                await trio.sleep(0.2)
         with pytest.raises(DiskFull, match="CHRONIK_MIN_FREE_BYTES"):
             log.append_batch("t", 0, batch(), record_count=1)
         assert disk.free_bytes() > 50_000
@@ -436,3 +441,40 @@ async def test_founded_and_cut_off_before_the_first_epoch_is_as_new(place: Place
         assert (log.start, log.end, log.segments) == (ORIGIN, ORIGIN, 0)
         lead(log)
         await settle(log)
+
+
+class WatchesTheSpare(SimDisk):
+    """Fails when a file is filled that is on its way to become a segment."""
+
+    taken = False
+    filled = 0
+
+    async def open(self, name: str, *, create: bool = False) -> File:
+        self.taken = self.taken or name == SPARE
+        return await super().open(name, create=create)
+
+    async def rename(self, old: str, new: str) -> None:
+        await super().rename(old, new)
+        self.taken = False
+
+    async def preallocate(self, name: str, size: int) -> None:
+        assert not self.taken, "it has been taken"
+        self.filled += 1
+        await super().preallocate(name, size)
+        assert not self.taken, "it was taken before it was ready"
+
+
+async def test_the_spare_is_not_filled_again_while_a_segment_is_made_of_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    for seed in range(10):
+        disk = WatchesTheSpare(random.Random(seed))
+        log = await Log.open(disk, SETTINGS, CLUSTER)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(log.run)
+            lead(log)
+            for _ in range(20):
+                await write_some(log, 15)
+            nursery.cancel_scope.cancel()
+        await log.close()
+        assert disk.filled >= log.segments
