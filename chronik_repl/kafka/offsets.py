@@ -88,6 +88,12 @@ async def offset_for_leader_epoch(context: Context, version: int, request: Any) 
             partition = house.log.state.find(topic.topic, asked.partition)
             code = _refusal(house, partition, asked.current_leader_epoch)
             epoch, end = -1, NOWHERE
+            if code is Code.NONE and house.role != "leader":
+                code = Code.NOT_LEADER_OR_FOLLOWER
+            elif code is Code.NONE and not epoch_committed(house):
+                # A high watermark that is still behind would look like a log that was cut, and the consumer would begin
+                # anew.
+                code = Code.OFFSET_NOT_AVAILABLE
             if code is Code.NONE and partition is not None:
                 try:
                     epoch, end = await epoch_end(house.log, partition, asked.leader_epoch, house.epoch)
