@@ -48,11 +48,15 @@ class Campaign:
         local, me = self._local, self._local.me
         whom = election.addresses(local)
         say(f"asking {len(whom)} nodes")
-        asked_answers = election.with_a_say(answers := await election.ask(local, whom))
+        if local.log.impaired_until is not None and not accept_loss:
+            raise Refused(
+                "part of this log was damaged and set aside: it must be fetched from a leader before this node can lead"
+            )
+        answers = await election.ask(local, whom)
         for address, answer in answers.items():
-            if address not in asked_answers and answer.status != Answer.NOT_NOW:
+            if answer.status != Answer.OK:
                 say(f"{address} has no say: {answer.reason}")
-        asked = {address: answered(answer) for address, answer in asked_answers.items()}
+        asked = {address: answered(answer) for address, answer in election.of_this_cluster(answers).items()}
         founds = not local.log.state.history
         if founds:
             await self._found(asked, promoted)
@@ -65,7 +69,7 @@ class Campaign:
         epoch = epochs.next_epoch([*known, local.passport.promise.epoch, local.summary().last_epoch])
         old_leader: Connection | None = None
         if not founds:
-            would = {epochs.Identity(a.node_id, a.directory_id): a.log for a in asked.values()}
+            would = election.grants(answers)
             session = self._receiver.session if self._receiver.live() else None
             if session is not None:  # reachable by its own session, and drained it holds what we hold
                 would[epochs.Identity(session.leader.node_id, session.leader.directory_id)] = local.summary()

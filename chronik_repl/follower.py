@@ -11,11 +11,12 @@ nothing that arrives in it is appended or acked any more, though the bytes may a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import trio
 
-from chronik_repl.errors import DiskFull, ProtocolError
+from chronik_repl.errors import CorruptLog, DiskFull, OutOfRange, ProtocolError
 from chronik_repl.positions import Checksum, Epoch, Position
 from chronik_repl.replication import epochs
 from chronik_repl.replication.local import LiveLeader, Local
@@ -29,8 +30,9 @@ from chronik_repl.replication.messages import (
     SegmentAgain,
     Truncate,
 )
-from chronik_repl.replication.session import Connection
+from chronik_repl.replication.session import Connection, Together
 from chronik_repl.wal.changes import Member
+from chronik_repl.wal.segment import NAME
 
 ASKS_MAX = 1000
 PENDING_BYTES_MAX = 32 * 1024 * 1024  # appended and not yet durable; beyond that the leader waits
@@ -69,7 +71,10 @@ class Following:
         self._drain_wanted = False
         self._asks: list[tuple[str, str]] = []
         self._asked = trio.Event()
-        self._repairs: dict[Position, trio.Event] = {}
+        self._tasks: Together | None = None
+        self._asked_again: set[Position] = set()  # damaged segments, asked for once a session
+        self._mending: trio.MemorySendChannel[bytes] | None = None  # to the one that is coming now
+        self._mending_bytes = 0  # of it that are still to come
 
     def end(self) -> None:
         """Nothing of this session takes effect after this."""
@@ -96,15 +101,12 @@ class Following:
                 return
             self.met = True
             self._on_met(self)
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._acknowledge)
-                    nursery.start_soon(self._repair)
-                    nursery.start_soon(self._ask)
-                    await self._take()
-                    nursery.cancel_scope.cancel()
-            except* ProtocolError as group:
-                raise first_of(group) from None
+            async with Together() as tasks:
+                self._tasks = tasks
+                tasks.start(self._take)
+                tasks.start(self._acknowledge)
+                tasks.start(self._ask)
+                tasks.start(self._ask_again, ends_all=False)
 
     # Meeting
 
@@ -119,7 +121,11 @@ class Following:
             return
         if position > log.end:
             raise ProtocolError(f"TR to {position}, but this log ends at {log.end}")
-        difference = epochs.parity(position, told.checksum, await log.checksum_at(position))
+        try:
+            ours = await log.checksum_at(position)
+        except OutOfRange as error:
+            raise ProtocolError(f"TR to {position}: {error}") from error
+        difference = epochs.parity(position, told.checksum, ours)
         if difference:
             await self._diverge(f"this log is not the leader's: {difference}")
         if position < log.end:
@@ -169,6 +175,8 @@ class Following:
             if self.ended:
                 return
             if isinstance(event, Frames):
+                if self._mending is not None:
+                    event = await self._mend(event)
                 try:
                     taken = log.append_received(event.view)
                 except DiskFull as error:
@@ -185,8 +193,9 @@ class Following:
                 await connection.say(
                     HeartbeatAnswer(event.sent_ms, log.durable.value, log.durable_checksum, log.committed.value)
                 )
+                await self._ask_again()
             elif isinstance(event, SegmentAgain):
-                await self._replace(event)
+                self._begin_mending(event)
             else:
                 raise ProtocolError(f"a {type(event).__name__} has no business in a session")
 
@@ -239,18 +248,52 @@ class Following:
 
     # Damage of our own
 
-    async def _repair(self) -> None:
-        """Segments in which the scrubber found rot are fetched from the leader, one after another."""
-        await trio.sleep_forever()
+    async def _ask_again(self) -> None:
+        """Sealed segments in which rot was found are asked for, each once a session."""
+        for damage in self._log.damage:
+            found = NAME.search(damage.file)
+            if found is None or (start := Position(int(found[1]))) in self._asked_again:
+                continue
+            self._asked_again.add(start)
+            self._local.say("warning", f"{damage.file} is damaged: asking the leader for it", position=damage.start)
+            await self.connection.say(SegmentAgain(start))
 
-    async def _replace(self, event: SegmentAgain) -> None:
-        raise ProtocolError(f"a segment at {event.start} that nobody asked for")
+    def _begin_mending(self, told: SegmentAgain) -> None:
+        """The leader answers: the frames from start to end come next, or it cannot read them either."""
+        start = Position(told.start)
+        if start not in self._asked_again or self._mending is not None:
+            raise ProtocolError(f"a segment at {start} that nobody asked for")
+        if told.bad:
+            self._local.say("error", f"the segment at {start} cannot be repaired: the leader's is bad too: {told.bad}")
+            return
+        if told.end <= start:
+            raise ProtocolError(f"a segment from {start} to {told.end}")
+        assert self._tasks is not None
+        self._mending, pieces = trio.open_memory_channel[bytes](0)
+        self._mending_bytes = told.end - start
+        self._tasks.start(self._replace, start, pieces, ends_all=False)
 
+    async def _mend(self, event: Frames) -> Frames:
+        """Give the segment its part of these frames; what is left is of the stream."""
+        assert self._mending is not None
+        part = event.view[: self._mending_bytes]
+        self._mending_bytes -= len(part)
+        with suppress(trio.BrokenResourceError):  # refused already: the rest of it passes by
+            await self._mending.send(bytes(part))
+        if not self._mending_bytes:
+            self._mending.close()
+            self._mending = None
+        return Frames(event.view[len(part) :])
 
-def first_of(group: BaseExceptionGroup[ProtocolError]) -> ProtocolError:
-    """Of what went wrong at once in a session, the first: the others follow from it."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, ProtocolError)
-    return error
+    async def _replace(self, start: Position, pieces: trio.MemoryReceiveChannel[bytes]) -> None:
+        async def come() -> AsyncIterator[bytes]:
+            async for piece in pieces:
+                yield piece
+
+        async with pieces:
+            try:
+                await self._log.replace_segment(start, come())
+            except (CorruptLog, OutOfRange) as error:
+                self._local.say("error", f"the segment at {start} could not be repaired: {error}")
+            else:
+                self._local.say("info", f"the segment at {start} is repaired with the leader's bytes")

@@ -345,12 +345,13 @@ class Leadership:
         members[self._local.me.node_id] = self._local.member
         for link in self._links.values():
             member, who = link.member, link.identity
-            if member is None or who is None or not link.live or who in self._removed:
+            if member is None or who is None or not link.live or (who in self._removed and not link.invited):
                 continue
             known = members.get(who.node_id)
             is_member = known is not None and epochs.identity(known) == who
             if is_member or (link.listed and link.caught_up):
                 members[who.node_id] = member
+                self._removed.discard(who)
         chosen = tuple(sorted(members.values()))
         k = self._wanted_k(now)
         return MembersChanged(chosen, k if k < len(chosen) else min(now.sync_replicas, len(chosen) - 1))
@@ -371,12 +372,12 @@ class Leadership:
         """Dial there; whoever answers is added once it has caught up."""
         assert self._nursery is not None
         link = self._links.get(address)
-        if link is None:
+        if link is None or not link.live:
+            if link is not None:
+                link.stop()  # it may be waiting before it dials again
             link = self._links[address] = Link(self._local, self, address, listed=True)
             self._nursery.start_soon(link.run)
-        link.listed = True
-        if link.identity is not None:
-            self._removed.discard(link.identity)
+        link.listed = link.invited = True
         self._members_wake.set()
         while True:
             changes = self._log.state.membership

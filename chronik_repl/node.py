@@ -70,7 +70,11 @@ async def run_node(
         content = await identity.load_or_make(disk, rng, NodeId(settings.node_id), settings.cluster_id)
         passport = identity.Passport(disk, content)
         log = await Log.open(
-            disk, log_settings(settings), passport.cluster_id or None, clock_ms=lambda: int(clock() * 1000)
+            disk,
+            log_settings(settings),
+            passport.cluster_id or None,
+            clock_ms=lambda: int(clock() * 1000),
+            set_aside_damage=program == "follower" and settings.wal_receiver_enabled,  # a leader's can heal it
         )
         node = Node(Local(settings, passport, log, network, clock, rng), disk, program)
         await node.run(doors or {}, task_status)
@@ -258,6 +262,12 @@ class Node:
                     local.kafka_address = str(address or local.kafka_address)
                 elif name == "http":
                     local.http_address = str(address or local.http_address)
+            if self.log.impaired_until is not None:
+                local.say(
+                    "error",
+                    f"part of this log was damaged and is set aside in damaged/: until position "
+                    f"{self.log.impaired_until} is here again from a leader, this node has no vote",
+                )
             self._wants_to_lead = self._leads_by_the_log()
             task_status.started(self)
             nursery.start_soon(self._roles)
@@ -302,6 +312,8 @@ class Node:
     def _leads_by_the_log(self) -> bool:
         """Does it stand without being told to? After a restart either program follows the log."""
         history = self.log.state.history
+        if self.log.impaired_until is not None:
+            return False
         if history:
             return history[-1].leader == self.node_id or not self._local.listening
         return self._program == "leader" and self.log.cluster_id is None

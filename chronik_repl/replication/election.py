@@ -74,9 +74,10 @@ async def _everyone(
     return answers
 
 
-def with_a_say(answers: Answers) -> Answers:
-    """Without those that have none here: other clusters, copies of this directory, other protocols."""
-    return {address: answer for address, answer in answers.items() if answer.status in (Answer.OK, Answer.PROMISED)}
+def of_this_cluster(answers: Answers) -> Answers:
+    """Without other clusters, other protocols, copies of this directory: nothing that they say matters here."""
+    known = (Answer.OK, Answer.PROMISED, Answer.DAMAGED)
+    return {address: answer for address, answer in answers.items() if answer.status in known}
 
 
 def grants(answers: Answers) -> dict[epochs.Identity, epochs.Summary]:

@@ -97,12 +97,20 @@ class Receiver:
             refusal = self._refusal(received)
             if refusal is None and received.purpose != Purpose.ASK:
                 refusal = await self._grant(received)
-            await connection.say(refusal or self._local.answer(Answer.OK))
+            await connection.say(refusal or self._answer(received.purpose))
             if refusal is not None:
                 return
             if received.purpose == Purpose.SHIP:
                 await self._follow(connection, received)
                 return
+
+    def _answer(self, purpose: Purpose) -> HandshakeAnswer:
+        """A node that has lost a part of its log to damage promises and follows, but no one may lead by its word: it
+        might have held what the candidate lacks."""
+        missing = self._local.log.impaired_until
+        if missing is not None and purpose != Purpose.SHIP:
+            return self._local.answer(Answer.DAMAGED, f"this node lost a part of its log, up to {missing}, to damage")
+        return self._local.answer(Answer.OK)
 
     def _refusal(self, asked: Handshake) -> HandshakeAnswer | None:
         local, passport = self._local, self._local.passport

@@ -11,12 +11,13 @@ Shipper, receiver and election all speak through `Connection`. What it promises:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import trio
 
-from chronik_repl.errors import ProtocolError
+from chronik_repl.errors import ChronikError, ProtocolError
 from chronik_repl.replication.messages import Feeder, Frames, Message, encode
 from chronik_repl.replication.network import Network, Stream
 from chronik_repl.wal.disk import Buffer
@@ -33,11 +34,11 @@ class ConnectionLost(ProtocolError):
 
 
 class Connection:
-    def __init__(self, stream: Stream, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._feeder = Feeder(frame_bytes_max=0)
-        self._timeout_s = timeout_s
-        self._deadline = trio.current_time() + timeout_s
+        self._timeout_s = HANDSHAKE_TIMEOUT_S
+        self._deadline = trio.current_time() + self._timeout_s
         self._sending = trio.Lock()
         self.closed = trio.Event()
         self.received_bytes = 0
@@ -93,6 +94,39 @@ class Connection:
             raise ConnectionLost(too_slow) from None
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
             raise ConnectionLost(f"the connection broke: {error.__cause__ or error}") from error
+
+
+class Together:
+    """Tasks of one session: when one of them fails or returns, all end; what went wrong first comes out, and it alone.
+
+    (A nursery alone would raise a group in which the first failure stands beside what followed from it.)
+    """
+
+    def __init__(self) -> None:
+        self._nursery_manager = trio.open_nursery()
+        self._first: ChronikError | None = None
+
+    async def __aenter__(self) -> Together:
+        self._nursery = await self._nursery_manager.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._nursery_manager.__aexit__(*raised)
+        if self._first is not None:
+            raise self._first
+
+    def start(self, task: Callable[..., Awaitable[object]], *arguments: object, ends_all: bool = True) -> None:
+        self._nursery.start_soon(self._run, task, arguments, ends_all)
+
+    async def _run(self, task: Callable[..., Awaitable[object]], arguments: tuple[object, ...], ends_all: bool) -> None:
+        try:
+            await task(*arguments)
+        except ChronikError as error:
+            if self._first is None:
+                self._first = error
+            ends_all = True
+        if ends_all:
+            self._nursery.cancel_scope.cancel()
 
 
 async def dial(network: Network, address: str) -> Connection:

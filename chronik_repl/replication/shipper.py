@@ -34,10 +34,10 @@ from chronik_repl.replication.messages import (
     encode,
 )
 from chronik_repl.replication.ring import Lapped, Ring
-from chronik_repl.replication.session import Connection, dial
+from chronik_repl.replication.session import Connection, Together, dial
 from chronik_repl.standing import FollowerState
 from chronik_repl.wal.changes import Member
-from chronik_repl.wal.frame import CHECKSUM, FIELDS, HEAD, TOPIC_LEN, frame_size
+from chronik_repl.wal.frame import CHECKSUM, FIELDS, HEAD, TOPIC_LEN, BadFrame, decode, frame_size
 
 PIECE_BYTES = 1024 * 1024
 FIRST_DELAY_S = 0.1
@@ -91,6 +91,7 @@ class Link:
         self._leading = leading
         self.address = address
         self.listed = listed  # asked for by the operator: whoever answers there is to be a member
+        self.invited = False  # by command: also one that was removed before
         self.state: FollowerState = "connecting"
         self.detail = ""
         self.identity: epochs.Identity | None = None
@@ -214,7 +215,7 @@ class Link:
         self.identity, self.member = who, answering_member(answer, self.address)
         if not refusal and (other := self._leading.twin(self)) is not None:
             refusal = f"node {who.node_id} with directory id {who.directory_id} is already served at {other.address}"
-        if not refusal and self._leading.is_removed(who):
+        if not refusal and self._leading.is_removed(who) and not self.invited:
             refusal = f"node {who.node_id} was removed from the cluster"
         if refusal:
             self._becomes("refused", refusal)
@@ -264,15 +265,9 @@ class Link:
         try:
             self._leading.meets(self)
             self._becomes("catch-up")
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._read, connection)
-                    await self._send(connection, ring)
-            except* ChronikError as group:
-                error: BaseException = group
-                while isinstance(error, BaseExceptionGroup):
-                    error = next((e for e in error.exceptions if isinstance(e, HandedOver)), error.exceptions[0])
-                raise error from None
+            async with Together() as tasks:
+                tasks.start(self._read, connection)
+                tasks.start(self._send, connection, ring)
         finally:
             self._log.listeners.remove(on_append)
             self.ring_drops += ring.laps
@@ -284,6 +279,7 @@ class Link:
         heartbeat_at = trio.current_time()
         while True:
             data = await self._next_data(ring)
+            assert self.identity is not None
             if not epochs.may_ship(self._log.state.membership, self.identity, asked_for=self.listed):
                 raise ProtocolError(f"node {self.node_id} was removed from the cluster")
             out = self._due()
@@ -362,6 +358,21 @@ class Link:
             size = needed
         return b""
 
+    async def _check_own(self, at: Position, end: Position, chain: Checksum) -> None:
+        """Are our own frames there good? Raises CorruptLog."""
+        log, frame_bytes_max = self._log, self._log.settings.frame_bytes_max
+        while at < end:
+            data = await log.read(at, min(PIECE_BYTES + frame_bytes_max, end - at))
+            with memoryview(data) as view:
+                done = 0
+                try:
+                    while (frame := decode(view, done, at, chain, frame_bytes_max)) is not None:
+                        done, at, chain = done + frame.size, Position(at + frame.size), frame.checksum
+                except BadFrame as error:
+                    raise CorruptLog(f"this leader's own log is damaged at {at}: {error}", start=at) from error
+            if not done:
+                raise CorruptLog(f"this leader's own log is damaged at {at}: a frame is cut off", start=at)
+
     async def _send_again(self, connection: Connection, start: Position) -> None:
         """A segment that has rotted there."""
         log = self._log
@@ -369,13 +380,16 @@ class Link:
             first, end, chain = await log.segment_bounds(start)
             if first != start or end > log.durable.value:
                 raise OutOfRange(f"no sealed segment starts at {start}")
+            await self._check_own(first, end, chain)
             await connection.say(SegmentAgain(start, end, chain))
             at = start
             while at < end:
                 data = await log.read(at, min(PIECE_BYTES, end - at))
                 await connection.send(data)
                 at = Position(at + len(data))
+            self._local.say("info", f"sent the segment at {start} again to node {self.node_id}, where it was damaged")
         except (OutOfRange, CorruptLog) as error:
+            self._local.say("error", f"node {self.node_id} needs the segment at {start} again: {error}")
             await connection.say(SegmentAgain(start, bad=str(error)[:2000]))
 
     # Reading

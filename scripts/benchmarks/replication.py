@@ -1,7 +1,7 @@
 """scripts/bench replication: what it costs to have a log three times, against what the machine can do at all.
 
-The leader here is the production's node without the front doors, and a task beside it that appends; the followers are
-`chronik-follower` processes. The bare loops are C (bare_replication.c): the same groups, three processes, files that are
+The leader here is the production's node without the front doors, and a task beside it that appends; the followers
+are `chronik-follower` processes. The bare loops are C (bare_replication.c): the same groups, three processes, files that are
 overwritten and synced. Everything is measured in one run, so that the ratios mean something on a busy machine too.
 """
 
@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
 from chronik_repl.wal.changes import EpochStart, TopicMade
 from chronik_repl.wal.disk import RealDisk
 from chronik_repl.wal.log import Log, LogSettings
-from tests.end_to_end.processes import Process, free_port, until
+from tests.end_to_end.processes import Process, until
 
 MIB = 1 << 20
 OUTSTANDING = 8
@@ -191,7 +191,9 @@ class Leader:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, *, sync: int = 2, tls: bool = False, **variables: str) -> Iterator[tuple[Leader, list[Process]]]:
+def cluster(
+    folder: Path, *, sync: int = 2, tls: bool = False, **variables: str
+) -> Iterator[tuple[Leader, list[Process]]]:
     """A leader and two followers, all members."""
     folder.mkdir()
     common: dict[str, str] = {"wal_segment_bytes": "64MiB", "min_free_bytes": "64MiB", "scrub_mb_per_sec": "0"}
@@ -357,13 +359,11 @@ def catching_up(report: Report, program: str, folder: Path, quick: bool) -> None
         began_at = until(lambda: _position(leader, 3) > behind and time.monotonic(), "it began")
         first = _position(leader, 3)
         until(lambda: _position(leader, 3) >= end, "it has caught up", 120)
-        report.at_least(
-            "catch-up", (end - first) / 1e6 / (time.monotonic() - began_at), "MB/s", reference, 0.6
-        )
+        report.at_least("catch-up", (end - first) / 1e6 / (time.monotonic() - began_at), "MB/s", reference, 0.6)
 
 
 def _position(leader: Leader, node_id: int) -> int:
-    return next(end for node, _, end in leader.do("status")["followers"] if node == node_id)
+    return int(next(end for node, _, end in leader.do("status")["followers"] if node == node_id))
 
 
 def stopped_follower(report: Report, folder: Path, quick: bool) -> None:
@@ -392,7 +392,7 @@ def main() -> int:
     with scratch_folder() as name:
         folder = Path(name)
         program = compile_c("bare_replication", name)
-        parts = {
+        parts: dict[str, Callable[[], object]] = {
             "ship": lambda: shipping(report, program, folder, options.quick),
             "tls": lambda: over_tls(report, folder, options.quick),
             "rings": lambda: rings(report, folder),
@@ -406,5 +406,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    assert free_port
     sys.exit(main())

@@ -20,6 +20,7 @@ from chronik_repl.wal.frame import TOPIC_PATTERN
 from chronik_repl.wal.values import Appended
 
 DEADLINE_S = 20.0
+TEST_DEADLINE_S = 60.0
 TOPIC = "orders"
 
 assert TOPIC_PATTERN.match(TOPIC)
@@ -108,13 +109,10 @@ class Cluster:
         self.nodes: dict[int, Running] = {}
         self.forgiving = False  # a node may end with an error
 
-    async def add(
-        self, node_id: int, program: Program = "follower", *, start: bool = True, **variables: str
-    ) -> Running:
+    async def add(self, node_id: int, program: Program = "follower", **variables: str) -> Running:
         path = self.path / f"node-{node_id}"
         running = self.nodes[node_id] = Running(self, node_id, path, program, variables)
-        if start:
-            await running.start()
+        await running.start()
         return running
 
     async def leader_and(self, followers: int, **variables: str) -> Running:
@@ -150,6 +148,13 @@ async def until(condition: Callable[[], bool], what: str, deadline_s: float = DE
 
 @asynccontextmanager
 async def running_cluster(path: Path) -> AsyncIterator[Cluster]:
+    with trio.fail_after(TEST_DEADLINE_S):
+        async with _running(path) as cluster:
+            yield cluster
+
+
+@asynccontextmanager
+async def _running(path: Path) -> AsyncIterator[Cluster]:
     async with trio.open_nursery() as nursery:
         cluster = Cluster(path, nursery)
         yield cluster
