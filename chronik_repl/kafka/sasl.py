@@ -22,6 +22,7 @@ from chronik_repl.kafka.users import MECHANISM, Users, read
 
 logger = structlog.get_logger("chronik")
 
+WRAPPED_SINCE = 1  # SaslHandshake: before it the exchange is bare bytes. Advertised, or librdkafka would not log in
 DELAY_S, DELAY_S_MAX = 0.1, 5.0  # after a failure; doubled by each further one of the same address
 FORGET_AFTER_S = 300.0
 ADDRESSES_MAX = 10_000
@@ -77,7 +78,7 @@ async def sasl_handshake(context: Context, version: int, request: Any) -> Any:
     client, logins = context.client, context.door.logins
     if isinstance(client.sasl, _Over):
         raise ProtocolError("a request after a failed login")
-    if logins is None or client.authenticated:
+    if logins is None or client.authenticated or version < WRAPPED_SINCE:
         return SaslHandshakeResponse(error_code=Code.ILLEGAL_SASL_STATE, mechanisms=[])
     if request.mechanism != MECHANISM:
         return SaslHandshakeResponse(error_code=Code.UNSUPPORTED_SASL_MECHANISM, mechanisms=[MECHANISM])
@@ -113,6 +114,6 @@ async def sasl_authenticate(context: Context, version: int, request: Any) -> Any
 
 
 APIS = (
-    Api(17, 1, 1, sasl_handshake, before_login=True),
+    Api(17, 0, 1, sasl_handshake, before_login=True),
     Api(36, 0, 2, sasl_authenticate, before_login=True),
 )
