@@ -136,6 +136,7 @@ def parity(cluster: Cluster, folder: Path) -> tuple[int, str]:
     scratch.mkdir()
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
     environ |= {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch), "COLUMNS": "110"}
+    environ["JAVA_TOOL_OPTIONS"] = f"-XX:-UsePerfData -Djava.io.tmpdir={scratch}"  # nothing outside the folder
     done = subprocess.run(command, cwd=scratch, env=environ, capture_output=True, text=True)
     return done.returncode, done.stdout + (done.stderr if done.returncode else "")
 

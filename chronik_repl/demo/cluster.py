@@ -107,9 +107,12 @@ class Node:
             self.kill()
 
     def status(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://{self.http}/status", timeout=5) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+        try:
+            with urllib.request.urlopen(f"http://{self.http}/status", timeout=5) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except (OSError, ValueError) as error:
+            raise DemoFailed(f"node {self.node_id} does not answer ({error}):\n{self.last_lines()}") from error
 
 
 class Cluster:
