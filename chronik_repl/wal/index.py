@@ -134,9 +134,13 @@ class ActiveIndex:
         if rows is None:
             known = self.next_offsets.get((topic, partition))
             return None if known is None else PartitionRow(Offset(known), -1, 0, 0)
+        return self._row(rows)
+
+    @staticmethod
+    def _row(rows: bytearray) -> PartitionRow:
         count = len(rows) // 32
         last = _read_entry(rows, count - 1)
-        newest = max(_unpack_entry(rows, number * 32)[1] for number in range(count))
+        newest = max(timestamp for _, timestamp, *_ in ENTRY.iter_unpack(rows))
         return PartitionRow(Offset(last.base_offset + last.record_count), newest, 0, count)
 
     def next_offset(self, topic: str, partition: int) -> int | None:
@@ -188,29 +192,35 @@ class ActiveIndex:
 
     def encode(self) -> bytes:
         """The index file."""
-        keys = sorted(self.next_offsets.keys() | self.rows.keys(), key=lambda key: (key[0].encode(), key[1]))
-        table, entries, names = bytearray(), bytearray(), bytearray()
+        # Topics are ASCII: they sort as their bytes do.
+        keys = sorted(self.next_offsets.keys() | self.rows.keys())
+        table: list[bytes] = []
+        entries, names = bytearray(), bytearray()
         name_at: dict[str, int] = {}
+        pack = PARTITION.pack
         for key in keys:
             topic, partition = key
-            if topic not in name_at:
-                name_at[topic] = len(names)
+            at = name_at.get(topic)
+            if at is None:
+                at = name_at[topic] = len(names)
                 names += topic.encode()
-            row = self.partition(topic, partition)
-            assert row is not None
+            rows = self.rows.get(key)
             first = len(entries) // 32
-            table += PARTITION.pack(
-                name_at[topic], len(topic), 0, partition, first, row.entry_count, row.next_offset, row.max_timestamp_ms
+            if rows is None:
+                table.append(pack(at, len(topic), 0, partition, first, 0, self.next_offsets[key], -1))
+                continue
+            row = self._row(rows)
+            table.append(
+                pack(at, len(topic), 0, partition, first, row.entry_count, row.next_offset, row.max_timestamp_ms)
             )
-            entries += self.rows.get(key, b"")
+            entries += rows
         landmarks = bytearray(LANDMARK.pack(0, self.chain))
         last = 0
-        for end, checksum in zip(self.ends, self.checksums, strict=True):
-            relative = end - self.start
-            if relative - last >= LANDMARK_BYTES:
-                landmarks += LANDMARK.pack(relative, checksum)
-                last = relative
-        body = b"".join((table, entries, landmarks, names))
+        number = 0
+        while (number := bisect_left(self.ends, self.start + last + LANDMARK_BYTES, number)) < len(self.ends):
+            last = self.ends[number] - self.start
+            landmarks += LANDMARK.pack(last, self.checksums[number])
+        body = b"".join((*table, entries, landmarks, names))
         header = HEADER.pack(
             MAGIC,
             FORMAT,

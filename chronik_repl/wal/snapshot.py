@@ -110,10 +110,10 @@ _decoder = msgspec.msgpack.Decoder(StateRow)
 
 
 def encode_state(state: State) -> bytes:
-    topics = tuple(
-        TopicRow(t.name, t.removed, t.configs, _partition_rows(t.partitions), _partition_rows(t.retired))
+    topics = [
+        (t.name, t.removed, t.configs, _partition_rows(t.partitions), _partition_rows(t.retired))
         for t in state.topics.values()
-    )
+    ]
     groups = tuple(
         GroupRow(
             g.group,
@@ -129,31 +129,30 @@ def encode_state(state: State) -> bytes:
         for g in state.groups.values()
     )
     return _encoder.encode(
-        StateRow(
+        (
             FORMAT,
             state.log_start,
             state.timestamp_ms,
             state.next_producer_id,
-            tuple(HistoryRow(*entry) for entry in state.history),
-            tuple(MembershipRow(end, change) for end, change in state.membership),
+            [HistoryRow(*entry) for entry in state.history],
+            [MembershipRow(end, change) for end, change in state.membership],
             topics,
             groups,
-            tuple(state.sources.values()),
+            list(state.sources.values()),
         )
     )
 
 
-def _partition_rows(partitions: list[PartitionState]) -> tuple[PartitionRow, ...]:
-    return tuple(
-        PartitionRow(
-            p.start_offset,
-            p.next_offset,
-            tuple(ProducerRow(k, v.epoch, v.timestamp_ms, tuple(v.batches)) for k, v in p.producers.items())
-            if p.producers
-            else (),
-        )
+def _partition_rows(partitions: list[PartitionState]) -> list[tuple[object, ...]]:
+    """Plain tuples, for there may be very many; they encode as `PartitionRow` does."""
+    return [
+        (p.start_offset, p.next_offset, _producer_rows(p)) if p.producers else (p.start_offset, p.next_offset)
         for p in partitions
-    )
+    ]
+
+
+def _producer_rows(partition: PartitionState) -> list[ProducerRow]:
+    return [ProducerRow(k, v.epoch, v.timestamp_ms, tuple(v.batches)) for k, v in partition.producers.items()]
 
 
 def replace_state(state: State, data: bytes) -> None:
