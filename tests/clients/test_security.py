@@ -24,7 +24,7 @@ from tests.clients.cluster import Cluster
 from tests.clients.ledger import Ledger
 from tests.clients.test_confluent import consume, produce
 
-USER, PASSWORD = "alice", "correct horse = battery"
+USER, PASSWORD = "alice", "correct-horse"
 
 
 @pytest.fixture(scope="module")
