@@ -11,7 +11,8 @@ leadership is over, or whose time is up, gets its error: never a false ack.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import trio
@@ -33,7 +34,7 @@ FOREVER = float("inf")
 class Waiting:
     """One request. `encoded` is what it is told if all goes well."""
 
-    __slots__ = ("answer", "correlation_id", "deadline", "encoded", "end", "epoch", "topics", "version")
+    __slots__ = ("answer", "begun_s", "correlation_id", "deadline", "encoded", "end", "epoch", "topics", "version")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Waiting:
         self.correlation_id = correlation_id
         self.topics = topics
         self.deadline = deadline
+        self.begun_s = perf_counter()
 
     def refused(self, code: int, leader: Leader | None = None) -> bytes:
         """The answer with every success in it turned into `code`."""
@@ -67,8 +69,10 @@ class Waiting:
 class Acks:
     """Those who wait for one watermark."""
 
-    def __init__(self, house: House, watermark: Watermark) -> None:
+    def __init__(self, house: House, watermark: Watermark, took: Callable[[float], None]) -> None:
+        """`took` hears how many seconds answered requests have waited, all together."""
         self._house = house
+        self._took = took
         self._watermark = watermark
         self._waiting: deque[Waiting] = deque()
         self._scope = trio.CancelScope()
@@ -120,11 +124,16 @@ class Acks:
     def _answer(self, value: Position) -> None:
         queue = self._waiting
         touched: dict[Connection, None] = {}
+        begun_s, count = 0.0, 0
         while queue and queue[0].end <= value:
             waiting = queue.popleft()
             answer = waiting.answer
             answer.give(waiting.encoded)
             touched[answer.connection] = None
+            begun_s += waiting.begun_s
+            count += 1
+        if count:
+            self._took(count * perf_counter() - begun_s)
         for connection in touched:
             connection.flush()
 

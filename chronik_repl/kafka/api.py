@@ -10,7 +10,6 @@ newer client finds out: it is answered in version 0, with UNSUPPORTED_VERSION an
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
 from typing import Any
 
 from chronik_repl.errors import ProtocolError
@@ -29,7 +28,6 @@ from chronik_repl.kafka.budget import Budget
 from chronik_repl.kafka.codec import (
     ApiKey,
     ApiVersionsResponse,
-    Head,
     decode_head,
     decode_request,
     encode_response,
@@ -68,29 +66,26 @@ class Apis:
             **{key: (row.lowest, row.highest) for key, row in self.table.items()},
         }
 
-    def handle(self, connection: Connection, view: memoryview, held: int) -> Awaitable[None] | None:
-        """Answer a request. `held` bytes of the receiving budget are its own. Raises ProtocolError."""
+    def take(self, connection: Connection, view: memoryview, held: int) -> None:
+        """A Produce request of a client that may produce. Raises ProtocolError."""
         try:
             head = decode_head(view)
-            key = head.key
-            if key == PRODUCE and connection.client.authenticated and head.version <= produce.HIGHEST:
-                begun_s = time.perf_counter()
-                self.producing.begin(connection, head, view, held)
-                held = 0
-                self._meters.add("kafka_requests", 1, "Produce")
-                self._meters.add("kafka_request_seconds", time.perf_counter() - begun_s, "Produce")
-                return None
-            if not connection.client.client_id:
-                connection.client.client_id = head.client_id[:256]
-        finally:
-            if held:
-                self._receiving.give_back(held)
-        return self._answer(connection, head, view)
+            if not produce.LOWEST <= head.version <= produce.HIGHEST:
+                raise ProtocolError(f"API Produce in version {head.version} is not spoken here")
+            self.producing.begin(connection, head, view, held)
+        except ProtocolError:
+            self._receiving.give_back(held)
+            raise
 
-    async def _answer(self, connection: Connection, head: Head, view: memoryview) -> None:
+    async def answer(self, connection: Connection, view: memoryview, held: int) -> None:
+        """Any other request. Raises ProtocolError."""
+        self._receiving.give_back(held)
+        head = decode_head(view)
         key, version = head.key, head.version
         begun_s = time.perf_counter()
         client = connection.client
+        if not client.client_id:
+            client.client_id = head.client_id[:256]
         lowest, highest = self.versions.get(key, (0, -1))
         if not lowest <= version <= highest:
             if key != API_VERSIONS:

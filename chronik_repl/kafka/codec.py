@@ -205,6 +205,11 @@ RESPONSES: dict[int, Any] = {
     )
 }
 
+NEVER = 1 << 15
+FLEXIBLE_FROM: dict[int, int] = {
+    key: next((v for v in range(message.max_version + 1) if message.flexible_version_q(v)), NEVER)
+    for key, message in REQUESTS.items()
+}
 _HEAD = struct.Struct(">hhi")
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
@@ -290,8 +295,7 @@ def decode_head(view: memoryview) -> Head:
             if at > len(view):
                 raise ProtocolError("a client id ends behind its request")
             client_id = str(view[10:at], "utf-8")
-        message = REQUESTS.get(key)
-        if message is not None and message.flexible_version_q(version):
+        if version >= FLEXIBLE_FROM.get(key, NEVER):
             at = skip_tags(view, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise ProtocolError(f"unreadable request header: {error}") from error

@@ -1,10 +1,10 @@
 """One client's connection: requests in, in order; answers out, in the same order.
 
-The reading task takes whole requests out of its buffer and hands each to dispatch. What comes back is an `Answer`:
-ready, or (Produce) to be ready when a watermark has passed. Answers stand in a queue; whoever makes the first one ready
-also sends it, and all ready ones behind it, in one call that does not wait. Only what the socket does not take at once
-is left to the writing task. So a produce that waits for followers holds up no later produce, and no task is woken for
-an answer that fits.
+Whole requests are taken out of the buffer, by the reading task or (poller.py) on its behalf, and handed to dispatch.
+What comes back is an `Answer`: ready, or (Produce) to be ready when a watermark has passed. Answers stand in a queue;
+whoever makes the first one ready also sends it, and all ready ones behind it, in one call that does not wait. Only what
+the socket does not take at once is left to the writing task. So a produce that waits for followers holds up no later
+produce, and no task is woken for a request or an answer that needs no waiting.
 
 What is bounded: a request's size, checked when its first bytes are here, before any room is made for it; the time from
 its first byte to its last (a byte a second does not help); the bytes of large requests of all connections together;
@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from typing import Protocol
 
 import trio
 
 from chronik_repl.errors import ProtocolError
 from chronik_repl.kafka.budget import Budget
 from chronik_repl.kafka.context import KIB, MIB, Client, Limits
+from chronik_repl.kafka.poller import Poller
 from chronik_repl.kafka.wire import Buffer, Wire, rest_of
 
 SMALL = 16 * KIB  # an idle connection's buffer
@@ -38,6 +40,25 @@ BURST_BYTES = 512 * KIB  # read at a stretch before others have their turn
 
 class TooSlow(ProtocolError):
     """The client did not send or read within its time."""
+
+
+class Need(Enum):
+    """What a connection's next step needs."""
+
+    BYTES = auto()
+    ROOM = auto()  # for one more answer
+    BUDGET = auto()  # for the request's bytes
+    TASK = auto()  # a request that may wait
+
+
+class Handler(Protocol):
+    """Where requests go. `held` bytes of the receiving budget are the request's own; its view is good until the end."""
+
+    def take(self, connection: Connection, view: memoryview, held: int) -> None:
+        """A Produce request, which never waits. Raises ProtocolError."""
+
+    async def answer(self, connection: Connection, view: memoryview, held: int) -> None:
+        """Any other. Raises ProtocolError."""
 
 
 class Answer:
@@ -76,8 +97,16 @@ class Buffers:
 
 class Connection:
     def __init__(
-        self, wire: Wire, client: Client, limits: Limits, receiving: Budget, sending: Budget, buffers: Buffers
+        self,
+        wire: Wire,
+        client: Client,
+        limits: Limits,
+        receiving: Budget,
+        sending: Budget,
+        buffers: Buffers,
+        poller: Poller | None = None,
     ) -> None:
+        """`poller`: for a wire that has a socket to poll, and whose `receive_now` works."""
         self.client = client
         self.scope = trio.CancelScope()
         self.received_bytes = self.sent_bytes = 0
@@ -92,7 +121,17 @@ class Connection:
         self._writer: trio.Event = trio.Event()
         self._room: trio.Event | None = None
         self._closed = False
-        self._opened = trio.current_time()
+        self._poller = poller
+        self._use(bytearray(SMALL))
+        self._start = self._end = 0  # of what is in the buffer and not handled
+        self._wanted = HEAD.size
+        self._counted = 0  # bytes taken from the budget for the request that is being read
+        self._ended = False
+        self._parked: trio.Event | None = None  # the task, while it waits for bytes
+        self._error: Exception | None = None  # what its wake-up raises
+        self._handler: Handler
+        self._opened = self._began = trio.current_time()  # `began`: the request that is being read, or the silence
+        self.due = self._began + limits.idle_timeout_s
 
     # ------------------------------------------------------------------------------------------------ answers
 
@@ -169,89 +208,179 @@ class Connection:
 
     # ----------------------------------------------------------------------------------------------- requests
 
-    async def read(self, handle: Callable[[Connection, memoryview, int], Awaitable[None] | None]) -> None:
-        """Give every request to `handle`, until the client is done. Raises OSError, ProtocolError.
-
-        `handle` gets a view that is good until it returns (or its awaitable does), and how many bytes of the receiving
-        budget the request holds: they are its own from then on."""
-        limits = self._limits
-        buffer = bytearray(SMALL)
-        view = memoryview(buffer)
-        start = end = 0
-        counted = 0  # bytes taken from the budget for the request that is being read
-        burst = 0
-        began = trio.current_time()  # of the request that is being read, or of the silence
+    async def read(self, handler: Handler) -> None:
+        """Handle every request, until the client is done. Raises OSError, ProtocolError."""
+        self._handler = handler
         try:
             while True:
-                wanted = HEAD.size
-                handled = False
-                while end - start >= HEAD.size:
-                    size, key = HEAD.unpack_from(buffer, start)
-                    if not self._allowed(size, key):
-                        raise ProtocolError(f"a request of {size} bytes for API {key}")
-                    wanted = size + 4
-                    if end - start < wanted:
-                        break
-                    if not self._has_room():
-                        await self.wait_for_room()
-                    if key == PRODUCE and not counted:
-                        if not self._receiving.take_now(size):
-                            await self._receiving.take(size)
-                        counted = size
-                    held, counted = counted, 0
-                    waiting = handle(self, view[start + 4 : start + wanted], held)
-                    if waiting is not None:
-                        await waiting
-                    start += wanted
-                    wanted = HEAD.size
-                    handled = True
-                if handled:
-                    began = trio.current_time()
-                if start == end:
-                    start = end = 0
-                    if len(buffer) > SMALL:
-                        self._buffers.give_back(buffer)
-                        buffer = bytearray(SMALL)
-                        view = memoryview(buffer)
-                elif wanted > len(buffer) - start:
-                    if wanted > COUNTED and not counted:
-                        await self._receiving.take(wanted)
-                        counted = wanted
-                    old = view[start:end]
-                    if wanted > len(buffer):
-                        large = self._buffers.take(wanted)
-                        large[: len(old)] = old
-                        self._buffers.give_back(buffer)
-                        buffer = large
-                        view = memoryview(buffer)
-                    else:
-                        buffer[: len(old)] = bytes(old)
-                    start, end = 0, end - start
-                count = self._wire.receive_now(view[end:]) if burst < BURST_BYTES else None
-                if count is None:
-                    burst = 0
-                    deadline = began + (limits.idle_timeout_s if end == 0 else limits.request_timeout_s)
-                    if not self.client.authenticated:
-                        deadline = min(deadline, self._opened + limits.unauthenticated_timeout_s)
-                    with trio.move_on_at(deadline) as scope:
-                        count = await self._wire.receive(view[end:])
-                    if scope.cancelled_caught or count is None:
-                        if end == 0:
+                match self._advance():
+                    case Need.BYTES:
+                        await self._fill()
+                        if self._ended:
+                            if self._end > self._start:
+                                raise ProtocolError("the client left in the middle of a request")
                             return
-                        raise TooSlow(f"a request of {wanted} bytes did not arrive in time")
-                if count == 0:
-                    if end > start:
-                        raise ProtocolError("the client left in the middle of a request")
-                    return
-                if end == 0:
-                    began = trio.current_time()
-                end += count
-                burst += count
-                self.received_bytes += count
+                    case Need.ROOM:
+                        await self.wait_for_room()
+                    case Need.BUDGET:
+                        await self._receiving.take(self._wanted)
+                        self._counted = self._wanted
+                    case Need.TASK:
+                        held, self._counted = self._counted, 0
+                        view = self._view[self._start + 4 : self._start + self._wanted]
+                        await handler.answer(self, view, held)
+                        self._start += self._wanted
+                        self._handled()
         finally:
-            if counted:
-                self._receiving.give_back(counted)
-            self._buffers.give_back(buffer)
+            self._receiving.give_back(self._counted)
+            self._counted = 0
+            self._buffers.give_back(self._buffer)
+
+    def _advance(self) -> Need:
+        """Handle what can be handled without waiting, and say what the next step needs."""
+        while self._end - self._start >= HEAD.size:
+            size, key = HEAD.unpack_from(self._buffer, self._start)
+            if not self._allowed(size, key):
+                raise ProtocolError(f"a request of {size} bytes for API {key}")
+            self._wanted = wanted = size + 4
+            if self._end - self._start < wanted:
+                if wanted > len(self._buffer) - self._start and not self._make_room(wanted):
+                    return Need.BUDGET
+                return Need.BYTES
+            if not self._has_room():
+                return Need.ROOM
+            if key != PRODUCE or not self.client.authenticated:
+                return Need.TASK
+            if not self._counted:
+                if not self._receiving.take_now(wanted):
+                    return Need.BUDGET
+                self._counted = wanted
+            held, self._counted = self._counted, 0
+            self._handler.take(self, self._view[self._start + 4 : self._start + wanted], held)
+            self._start += wanted
+            self._handled()
+        self._wanted = HEAD.size
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > SMALL:
+                self._buffers.give_back(self._buffer)
+                self._use(bytearray(SMALL))
+        elif HEAD.size > len(self._buffer) - self._start:
+            self._make_room(HEAD.size)
+        return Need.BYTES
+
+    def _handled(self) -> None:
+        self._began = trio.current_time()
+
+    def _make_room(self, wanted: int) -> bool:
+        """For a request of which a part is here; False if its bytes are not counted yet and must be."""
+        if wanted > COUNTED and not self._counted:
+            if not self._receiving.take_now(wanted):
+                return False
+            self._counted = wanted
+        part = bytes(self._view[self._start : self._end])
+        if wanted > len(self._buffer):
+            larger = self._buffers.take(wanted)
+            self._buffers.give_back(self._buffer)
+            self._use(larger)
+        self._view[: len(part)] = part
+        self._start, self._end = 0, len(part)
+        return True
+
+    def _use(self, buffer: bytearray) -> None:
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+
+    async def _fill(self) -> None:
+        """More bytes, or the end of them. Raises OSError, TooSlow; ProtocolError for what came meanwhile."""
+        self._set_due()
+        if self._poller is None:
+            with trio.move_on_at(self.due) as scope:
+                count = await self._wire.receive(self._view[self._end :])
+            if scope.cancelled_caught:
+                self._too_slow()
+            else:
+                self._received(count)
+            return
+        self._error = None
+        self._parked = woken = trio.Event()
+        if self.take_bytes(to_the_end=True):  # it may have come while nobody looked
+            self._wake()
+        try:
+            await woken.wait()
+        finally:
+            self._parked = None
+        if self._error is not None:
+            raise self._error
+
+    def _set_due(self) -> None:
+        """When the client will have been silent, or slow with the request that it has begun, for too long."""
+        limits = self._limits
+        due = self._began + (limits.request_timeout_s if self._end else limits.idle_timeout_s)
+        if not self.client.authenticated:
+            due = min(due, self._opened + limits.unauthenticated_timeout_s)
+        self.due = due
+        if self._poller is not None:
+            self._poller.hurry(due)
+
+    def take_bytes(self, *, to_the_end: bool) -> bool:
+        """The poller's: whatever is there, while the task waits for nothing else. True: there may be more.
+
+        `to_the_end`: until nothing is there; otherwise a short read is taken for that."""
+        if self._parked is None:
+            return False  # the task is at work, and looks for itself when it is done
+        try:
+            received = 0
+            while received < BURST_BYTES:
+                into = self._view[self._end :]
+                count = self._wire.receive_now(into)
+                if count is None:
+                    break
+                whole = count == len(into)
+                self._received(count)
+                if self._ended or self._advance() is not Need.BYTES:
+                    self._wake()
+                    return False
+                if not whole and not to_the_end:
+                    break
+                received += count
+            else:
+                return True
+            self._set_due()
+        except (OSError, ProtocolError) as error:
+            self._error = error
+            self._wake()
+        return False
+
+    def _received(self, count: int) -> None:
+        if count == 0:
+            self._ended = True
+        elif self._end == 0:
+            self._began = trio.current_time()
+        self._end += count
+        self.received_bytes += count
+
+    def _wake(self) -> None:
+        if self._parked is not None:
+            self._parked.set()
+            self._parked = None
+
+    def overdue(self) -> None:
+        """The poller's: the time is up, if the client is still what we wait for."""
+        if self._parked is None:
+            self.due = float("inf")  # it is our turn; the next wait for bytes sets it anew
+            return
+        try:
+            self._too_slow()
+        except TooSlow as error:
+            self._error = error
+        self._wake()
+
+    def _too_slow(self) -> None:
+        if self._end == 0:
+            self._ended = True
+        else:
+            raise TooSlow(f"a request of {self._wanted} bytes did not arrive in time")
 
     def _allowed(self, size: int, key: int) -> bool:
         limits = self._limits

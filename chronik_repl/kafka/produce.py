@@ -29,6 +29,7 @@ from chronik_repl.wal.state import TopicState
 LOWEST, HIGHEST = 0, 12  # advertised; older librdkafka compresses only for servers that say so
 LOWEST_SERVED = 3
 TIMEOUT_MS_MAX = 600_000
+PRODUCE = ("Produce",)  # as a counter's label
 
 
 class Producing:
@@ -39,8 +40,23 @@ class Producing:
         self._house = door.house
         self._log = door.house.log
         self._meters = door.meters
-        self._durable = Acks(door.house, door.house.log.durable)
-        self._committed = Acks(door.house, door.house.log.committed)
+        # Counted for every request: the counters themselves, rather than their names.
+        self._batches, self._records, self._octets, self._requests, self._seconds = (
+            door.meters.values[name]
+            for name in (
+                "kafka_produced_batches",
+                "kafka_produced_records",
+                "kafka_produced_bytes",
+                "kafka_requests",
+                "kafka_request_seconds",
+            )
+        )
+        for counter in (self._batches, self._records, self._octets):
+            counter.setdefault((), 0)
+        for counter in (self._requests, self._seconds):
+            counter.setdefault(PRODUCE, 0)
+        self._durable = Acks(door.house, door.house.log.durable, self._took)
+        self._committed = Acks(door.house, door.house.log.committed, self._took)
 
     async def run(self) -> None:
         """Answer those who wait, until cancelled. Raises DiskFailed."""
@@ -48,9 +64,13 @@ class Producing:
             nursery.start_soon(self._durable.run)
             nursery.start_soon(self._committed.run)
 
+    def _took(self, seconds: float) -> None:
+        self._seconds[PRODUCE] += seconds
+
     def begin(self, connection: Connection, head: Head, view: memoryview, held: int) -> None:
         """Append what the request holds. `held` bytes of the receiving budget are given back with the answer."""
         request = decode_produce(view, head.body_at, head.version)
+        self._requests[PRODUCE] += 1
         acks = request.acks
         refused = self._refusal(head.version, acks, request.transactional_id)
         topics: list[tuple[str, list[Produced]]] = []
@@ -131,9 +151,9 @@ class Producing:
             raise
         except ChronikError as error:
             return Produced(index, error_code(error), message=str(error)), ORIGIN
-        self._meters.add("kafka_produced_batches")
-        self._meters.add("kafka_produced_records", head.record_count)
-        self._meters.add("kafka_produced_bytes", len(records))
+        self._batches[()] += 1
+        self._records[()] += head.record_count
+        self._octets[()] += len(records)
         return Produced(index, 0, appended.base_offset, -1, partition.start_offset), appended.end
 
 

@@ -10,6 +10,7 @@ import errno
 import socket
 import ssl
 from collections import Counter
+from contextlib import ExitStack
 
 import structlog
 import trio
@@ -21,6 +22,7 @@ from chronik_repl.kafka.api import Apis
 from chronik_repl.kafka.budget import Budget
 from chronik_repl.kafka.connection import Buffers, Connection
 from chronik_repl.kafka.context import Client, Door, Limits
+from chronik_repl.kafka.poller import Poller
 from chronik_repl.kafka.sasl import Logins
 from chronik_repl.kafka.tls import client_context
 from chronik_repl.kafka.wire import PlainWire, TlsWire, Wire
@@ -46,21 +48,22 @@ async def serve(
     if settings.kafka_users_file is not None:
         door.logins = await Logins.open(settings.kafka_users_file)
     listeners = await _listen(settings.kafka_bind_addr)
-    try:
+    with ExitStack() as stack:
+        for listener in listeners:
+            stack.callback(listener.close)
         host, _ = split_address(settings.kafka_bind_addr)
         bound = join_address(host, listeners[0].getsockname()[1])
         door.advertised = settings.kafka_advertised_addr or bound
         server = Server(door, tls)
+        stack.callback(server.poller.close)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.poller.run)
             nursery.start_soon(server.apis.producing.run)
             nursery.start_soon(server.apis.fetching.run)
             nursery.start_soon(door.coordinator.run)
             for listener in listeners:
                 nursery.start_soon(server.accept, listener, nursery)
             task_status.started(bound)
-    finally:
-        for listener in listeners:
-            listener.close()
 
 
 async def _listen(address: str) -> list[socket.socket]:
@@ -98,6 +101,7 @@ class Server:
         self._buffers = Buffers()
         self._hosts: Counter[str] = Counter()
         self._connections = 0
+        self.poller = Poller()
         self.apis = Apis(door, self._receiving, self._sending)
 
     async def accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
@@ -163,7 +167,10 @@ class Server:
 
     async def _converse(self, wire: Wire, client: Client) -> None:
         client.authenticated = self._door.logins is None
-        connection = Connection(wire, client, self._door.limits, self._receiving, self._sending, self._buffers)
+        poller = self.poller if isinstance(wire, PlainWire) else None
+        connection = Connection(wire, client, self._door.limits, self._receiving, self._sending, self._buffers, poller)
+        if isinstance(wire, PlainWire):
+            self.poller.add(wire.fileno(), connection)
         try:
             with connection.scope:
                 async with trio.open_nursery() as nursery:
@@ -171,6 +178,8 @@ class Server:
                     await self._read(connection)
                     nursery.cancel_scope.cancel()
         finally:
+            if isinstance(wire, PlainWire):
+                self.poller.remove(wire.fileno())
             connection.closed()
             self._meters.add("kafka_received_bytes", connection.received_bytes)
             self._meters.add("kafka_sent_bytes", connection.sent_bytes)
@@ -180,7 +189,7 @@ class Server:
     async def _read(self, connection: Connection) -> None:
         client = connection.client
         try:
-            await connection.read(self.apis.handle)
+            await connection.read(self.apis)
         except OSError:
             pass  # the client is gone
         except ProtocolError as error:

@@ -58,6 +58,9 @@ class PlainWire:
         self._send = sock.send
         self._receive_into = sock.recv_into
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def receive_now(self, into: memoryview) -> int | None:
         try:
             return self._receive_into(into)

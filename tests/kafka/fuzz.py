@@ -64,6 +64,10 @@ class MemoryWire:
         return len(piece) if piece else None
 
     async def receive(self, into: memoryview) -> int:
+        count = self.receive_now(into)
+        if count is not None:
+            await trio.lowlevel.checkpoint()
+            return count
         if not self.answered:
             await self._first.wait()
         return 0

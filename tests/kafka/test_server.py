@@ -115,6 +115,19 @@ async def test_too_many_connections_are_turned_away(tmp_path: Path) -> None:
         assert await still_serves(address)
 
 
+async def test_a_client_that_sends_and_hangs_up_at_once_is_heard_and_forgotten(tmp_path: Path) -> None:
+    async with open_door(tmp_path) as (house, address):
+        async with connect(address) as client:
+            await client.make_topic("t")
+        for acks in (0, 1):
+            async with connect(address) as client:
+                await client.send(client.produce_request("t", batch(b"last words"), acks=acks), 9)
+                await client.stream.send_eof()
+                while house.meters.values["kafka_connections"][()] > 0:
+                    await trio.testing.wait_all_tasks_blocked(0.001)
+        assert house.log.end_offset("t", 0) == 2
+
+
 async def test_requests_in_one_piece_are_answered_in_order(tmp_path: Path) -> None:
     async with open_door(tmp_path) as (_, address), connect(address) as client:
         await client.make_topic("t")
