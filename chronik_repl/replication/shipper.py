@@ -40,6 +40,7 @@ from chronik_repl.wal.changes import Member
 from chronik_repl.wal.frame import CHECKSUM, FIELDS, HEAD, TOPIC_LEN, BadFrame, decode, frame_size
 
 PIECE_BYTES = 1024 * 1024
+CHECKED_BYTES = 64 * 1024 * 1024
 FIRST_DELAY_S = 0.1
 SENT_BYTES_KEPT = 8 * 1024 * 1024  # of runs that are not acked yet: their chain values are found without a read
 
@@ -102,6 +103,8 @@ class Link:
         self.ring_drops = self.sent_bytes = self.acks = self.reconnects = 0
         self.truncations = self.parity_mismatches = 0
         self.parity_position = Position(0)
+        self._progressed = False  # this session brought the follower further
+        self._stuck_at = Position(-1)  # where the last session began, if it brought nothing
         self._position = Position(0)  # sent up to here
         self._joined_at = Position(0)  # where it last came from the files to the ring
         self._parked: trio.Event | None = None
@@ -139,16 +142,14 @@ class Link:
         settings = self._local.settings
         with self._scope:
             while True:
-                began, was_live = trio.current_time(), False
+                self._progressed = False
                 try:
                     await self._session()
                 except HandedOver:
                     await trio.sleep_forever()  # our leadership is about to end
                 except ChronikError as error:
-                    was_live = self.live
                     self._fails(error)
-                lived = was_live and trio.current_time() - began >= FIRST_DELAY_S
-                failures = 0 if lived else failures + 1
+                failures = 0 if self._progressed else failures + 1
                 self.reconnects += 1
                 if failures:
                     longest = settings.replication_reconnect_delay_secs
@@ -239,6 +240,13 @@ class Link:
                     + (": loss accepted by the operator" if meeting.loss_accepted else ""),
                     its_end=theirs.end,
                 )
+        if meeting.position == self._stuck_at:  # is it our own bytes that it cannot take?
+            try:
+                await self._check_own(meeting.position, _within(meeting.position, log.durable.value), checksum)
+            except CorruptLog as error:
+                self._becomes("refused", str(error))
+                raise
+        self._stuck_at = meeting.position
         self._position = meeting.position
         self.durable_end = Position(min(answer.durable_end, meeting.position))
         self._queue.clear()
@@ -359,7 +367,7 @@ class Link:
         return b""
 
     async def _check_own(self, at: Position, end: Position, chain: Checksum) -> None:
-        """Are our own frames there good? Raises CorruptLog."""
+        """Are our own frames there good, as far as they stand before `end`? Raises CorruptLog."""
         log, frame_bytes_max = self._log, self._log.settings.frame_bytes_max
         while at < end:
             data = await log.read(at, min(PIECE_BYTES + frame_bytes_max, end - at))
@@ -371,6 +379,8 @@ class Link:
                 except BadFrame as error:
                     raise CorruptLog(f"this leader's own log is damaged at {at}: {error}", start=at) from error
             if not done:
+                if end - at < frame_bytes_max and end < log.durable.value:
+                    return  # `end` stands inside a frame
                 raise CorruptLog(f"this leader's own log is damaged at {at}: a frame is cut off", start=at)
 
     async def _send_again(self, connection: Connection, start: Position) -> None:
@@ -430,6 +440,8 @@ class Link:
                 self._diverges(difference)
             self.parity_position = position
         self.acks += 1
+        if position > self.durable_end or self.state == "streaming":
+            self._progressed, self._stuck_at = True, Position(-1)
         self.durable_end = position
         if not self.caught_up and self.state == "streaming" and position >= self._joined_at:
             self.caught_up = True
@@ -487,6 +499,11 @@ class _Sent:
                 return checksum
             at += size
         return None
+
+
+def _within(start: Position, end: Position) -> Position:
+    """As much as a follower may have taken without acking any of it."""
+    return Position(min(end, start + CHECKED_BYTES))
 
 
 def _checksum_of(data: bytes, at: int) -> Checksum:

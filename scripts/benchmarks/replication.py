@@ -1,8 +1,8 @@
 """scripts/bench replication: what it costs to have a log three times, against what the machine can do at all.
 
 The leader here is the production's node without the front doors, and a task beside it that appends; the followers
-are `chronik-follower` processes. The bare loops are C (bare_replication.c): the same groups, three processes, files that are
-overwritten and synced. Everything is measured in one run, so that the ratios mean something on a busy machine too.
+are `chronik-follower` processes. The bare loops are C (bare_replication.c): the same groups, three processes, files
+that are overwritten and synced. All is measured in one run, so that ratios mean something on a busy machine too.
 """
 
 from __future__ import annotations

@@ -1,0 +1,85 @@
+"""A copy of a running node's directory: whole, of its own identity, and it starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import trio
+
+from chronik_repl import backup, identity
+from chronik_repl.errors import Refused
+from tests.replication.cluster import produce, produced, running_cluster, until
+
+
+async def test_copy_of_a_busy_node_starts_as_a_new_member(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1, replication_mode="sync")
+
+        async def load() -> None:
+            for number in range(2000):
+                produce(leader, b"%d" % number * 400)
+                await trio.sleep(0.0005)
+
+        cluster.nursery.start_soon(load)
+        await until(lambda: leader.up.log.end > 1 << 20, "it is busy")
+        source, target = cluster.nodes[2].path, tmp_path / "node-3"
+        assert await trio.to_thread.run_sync(lambda: backup.backup(source, target, as_json=True)) == 0
+        told = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert told["end"] > 0
+        copy = await cluster.add(3)
+        assert copy.up._local.me.directory_id == told["directory_id"]
+        assert copy.up.log.end >= told["end"], "nothing below the mark is lost"
+        await leader.up.command({"command": "members-add", "address": copy.address}, print)
+        await cluster.same_logs()
+        assert await produced(copy) == await produced(leader)
+
+
+async def test_copy_has_no_authority_of_the_original(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(0)
+        produce(leader, b"kept")
+        await cluster.same_logs()
+        await leader.stop()
+        target = tmp_path / "copy"
+        await trio.to_thread.run_sync(backup.backup, leader.path, target)
+        leader.path = target
+        await leader.start()
+        with pytest.raises(Refused, match="is not a member"):
+            await leader.up.promote()
+        assert leader.up.role == "starting"
+        await leader.up.promote(accept_loss=True)
+        assert await produced(leader) == [b"kept"]
+
+
+async def test_plain_copy_beside_its_original_is_refused(tmp_path: Path) -> None:
+    """Two live nodes with one directory id: the second is not served."""
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1)
+        await cluster.nodes[2].stop()
+        shutil.copytree(cluster.nodes[2].path, tmp_path / "node-3")
+        await cluster.nodes[2].start()
+        await until(lambda: leader.up.status().followers[0].state == "streaming", "the first is served")
+        twin = cluster.nodes[3] = type(leader)(cluster, 2, tmp_path / "node-3", "follower", {})
+        await twin.start()
+        cluster.nursery.start_soon(leader.up.command, {"command": "members-add", "address": twin.address}, print)
+
+        def refused() -> bool:
+            return any(f.address == twin.address and "already served" in f.detail for f in leader.up.status().followers)
+
+        await until(refused, "the leader says that it is a copy")
+        del cluster.nodes[3]
+        await twin.crash()
+
+
+def test_backup_refuses_what_it_should(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no node's directory"):
+        backup.backup(tmp_path / "nothing", tmp_path / "copy")
+    (tmp_path / "source" / "wal").mkdir(parents=True)
+    (tmp_path / "source" / "node").write_bytes(identity.encode(identity.NodeFile("d")))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(Refused, match="not empty"):
+        backup.backup(tmp_path / "source", tmp_path / "full")
