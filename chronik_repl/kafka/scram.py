@@ -73,7 +73,7 @@ class Exchange:
             raise ScramFailed("unreadable proof")
         client_key = bytes(mine ^ theirs for mine, theirs in zip(proof, signature, strict=True))
         right = hmac.compare_digest(hashlib.sha256(client_key).digest(), verifier.stored_key)
-        # librdkafka before 2.2 says its own part twice; the proof covers what it says, so Kafka takes that, and so do we.
+        # librdkafka before 2.2 says its own part twice. The proof covers what it says: Kafka takes that, and so do we.
         same = hmac.compare_digest(found["nonce"][-len(self._nonce) :].encode(), self._nonce.encode())
         bound = hmac.compare_digest(binding, self._gs2.encode())
         if not (right & same & bound & known):
