@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -124,7 +125,8 @@ def _writable(name: str | None) -> Path | None:
 @contextmanager
 def _progress(arguments: argparse.Namespace) -> Iterator[Progress]:
     """A bar on a terminal; elsewhere a line at each new step."""
-    if arguments.no_progress:
+    # spark-submit puts a driver's stderr into stdout: nothing may stand there beside the JSON.
+    if arguments.no_progress or (arguments.json and "PYSPARK_GATEWAY_PORT" in os.environ):
         yield lambda *_: None
         return
     if not sys.stderr.isatty():

@@ -129,7 +129,7 @@ def _copies(report: Report) -> str:
         (
             (
                 ("", escape(c.name)), (good.get(c.verdict, "warn"), escape(copy_says(c))), ("n", f"{c.start:,}"), ("n", f"{c.end:,}"),
-                ("n", f"{c.durable_end:,}"), ("n", size(c.behind) if c.behind else "none"), ("", f"<code>{escape(c.path)}</code>"),
+                ("n", f"{c.durable_end:,}"), ("n", "unknown" if c.why else size(c.behind) if c.behind else "none"), ("", f"<code>{escape(c.path)}</code>"),
             )
             for c in report.copies
         ),
