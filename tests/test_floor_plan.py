@@ -24,7 +24,7 @@ ROOMS = {
     "replication": {"wal", "addresses", "identity", "standing", "config"},
     "kafka": {"wal", "standing", "meters", "config", "values", "addresses"},
     "http": {"standing", "meters", "tables", "config", "addresses"},
-    "spark": {"wal.frame", "wal.segment"},
+    "spark": {"wal.frame", "wal.segment", "wal.records"},  # the layouts, and Kafka's own record format
     "postgres": {"wal", "standing", "meters", "config", "addresses"},
 }
 # Deciding is apart from doing: no clock, no chance, no I/O here.
