@@ -1,20 +1,21 @@
 """A second look at one segment whose copies differ. Runs in the tasks; what comes back is bounded, whatever the damage.
 
-The copies are given in groups of equal bytes, so each distinct content is read once more, from the first block that differs. Which of
-them is right: one without fault, of the latest epoch, that most copies have. The others are compared with it, frame by frame
-(compare.py). Bytes that have become equal in the meantime are no difference: a node that runs may have been caught
-in the middle of a write.
+The copies are given in groups of equal bytes, so each distinct content is read once more, from the first block that
+differs. Which of them is right: one without fault, of the latest epoch, that most copies have. The others are
+compared with it, frame by frame (compare.py). Bytes that have become equal in the meantime are no difference: a node
+that runs may have been caught in the middle of a write.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 
 import msgspec
 
-from chronik_repl.spark.compare import Difference, Rechained, find_differences, ranges_of
+from chronik_repl.spark.compare import Difference, Kind, Rechained, find_differences, ranges_of
 from chronik_repl.spark.layout import Piece, pieces, wrong_in_batch
 from chronik_repl.spark.storage import Bytes, open_local
 from chronik_repl.wal.frame import OVERHEAD
@@ -81,10 +82,10 @@ class _Source:
         return self._window[at : at + size]
 
     def whole_end(self, upto: int) -> int:
-        """Where the last frame ends that ends by `upto`: a cut may fall into the middle of one, which is then not compared."""
-        last: Piece | None = None
-        for last in pieces(self.read, self._start, upto):
-            pass
+        """Where the last frame ends that ends by `upto`: a cut may fall into the middle of one, which is then not
+        compared.
+        """
+        last = next(iter(deque(pieces(self.read, self._start, upto), maxlen=1)), None)
         if last is None or last.key is None or last.place + last.size <= upto:
             return upto
         return last.place
@@ -197,7 +198,7 @@ def _first_difference(sources: list[_Source], start: int, end: int) -> int:
 
 
 def _standing(source: _Source, start: int, first: int, upto: int) -> tuple[bool, int, int, int]:
-    """How much a content may be believed: without fault, the epoch where they part, how many have it, how long it is."""
+    """How much a content may be believed: without fault, the epoch where they part, how many have it, its length."""
     epoch, clean = 0, True
     for piece, fault in _checked(source, start, upto):
         clean = clean and not fault
@@ -223,7 +224,9 @@ def _checked(source: _Source, start: int, upto: int) -> Iterator[tuple[Piece, st
             fault = f"the frame of position {piece.position}"
         elif before is not None and before.key is not None and piece.previous != before.checksum:
             fault = "chained to another frame than the one before it"
-        elif before is not None and (piece.epoch < before.epoch or (piece.time_ms < before.time_ms and before.key is not None)):
+        elif before is not None and (
+            piece.epoch < before.epoch or (piece.time_ms < before.time_ms and before.key is not None)
+        ):
             fault = f"epoch {piece.epoch} and time {piece.time_ms} after epoch {before.epoch} and time {before.time_ms}"
         elif piece.kind == 0:
             expected = offsets.get((piece.topic, piece.partition), piece.base_offset)
@@ -244,10 +247,9 @@ def _faults(source: _Source, start: int) -> Iterator[Difference]:
         place = piece.place + piece.size
         if fault:
             ranges, more = ranges_of([piece])
-            kind = "damaged" if piece.key is None else "wrong log"
+            kind: Kind = "damaged" if piece.key is None else "wrong log"
             yield Difference(
                 piece.place, place, "", kind, fault, int(piece.key is not None), piece.record_count, ranges, more
-            )  # fmt: skip
+            )
     if place < source.whole_end(source.group.upto):
         yield Difference(place, source.group.upto, "", "missing", "the bytes end here")
-

@@ -1,7 +1,7 @@
 """Frames and records as Arrow batches, with exactly the columns that were asked for.
 
-Records are named as Spark's Kafka source names them. What is not asked for is not decoded: topics, partitions and offsets alone need no
-record to be unpacked.
+Records are named as Spark's Kafka source names them. What is not asked for is not decoded: topics, partitions and
+offsets alone need no record to be unpacked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`chronik parity`, and the same arguments for spark-submit (submit.py). Light to import: Spark comes in when it runs."""
+"""`chronik parity`, and the same arguments for spark-submit (submit.py). Light to import: Spark comes in when it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,30 @@ exit codes: 0 the same, 1 different, 2 could not tell"""
 
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "parity", help="are all copies of the log the same?", description=WHAT, epilog=EXAMPLES,
+        "parity",
+        help="are all copies of the log the same?",
+        description=WHAT,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     add_arguments(parser)
-    parser.add_argument("--master", metavar="URL", help="where Spark runs; default: all cores of this machine (local[*])")
+    parser.add_argument(
+        "--master", metavar="URL", help="where Spark runs; default: all cores of this machine (local[*])"
+    )
     parser.set_defaults(run=run_parity)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "copies", nargs="+", metavar="NAME=PATH", help="a copy: a node's data directory, local or on a file system that Spark reads"
+        "copies",
+        nargs="+",
+        metavar="NAME=PATH",
+        help="a copy: a node's data directory, local or on a file system that Spark reads",
     )
     parser.add_argument(
-        "--leader", metavar="URL", help="the leader's HTTP address: compare up to its high watermark (without it: the lowest durable end)"
+        "--leader",
+        metavar="URL",
+        help="the leader's HTTP address: compare up to its high watermark (without it: the lowest durable end)",
     )
     parser.add_argument("--state", metavar="DIR", help="keep what was proved there and do not read it again")
     parser.add_argument("--full", action="store_true", help="read everything, whatever was proved before")
@@ -57,10 +69,14 @@ def parse_copies(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
         if not equals or not name or not path:
             raise ConfigError(f"{word!r} is not NAME=PATH, for example leader=/var/lib/chronik")
         if name in copies or name == "all":
-            raise ConfigError(f"the name {name!r} is {'taken' if name in copies else 'not allowed'}: give each copy its own")
+            raise ConfigError(
+                f"the name {name!r} is {'taken' if name in copies else 'not allowed'}: give each copy its own"
+            )
         copies[name] = path
     if len(copies) < 2:
-        raise ConfigError("one copy has nothing to be compared with: give at least two (for one log: chronik wal verify)")
+        raise ConfigError(
+            "one copy has nothing to be compared with: give at least two (for one log: chronik wal verify)"
+        )
     return tuple(copies.items())
 
 
@@ -106,7 +122,7 @@ def check(arguments: argparse.Namespace, master: str | None) -> int:
 
 
 def _spark_errors() -> tuple[type[BaseException], ...]:
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     return Py4JError, PySparkException
@@ -136,7 +152,13 @@ def _progress(arguments: argparse.Namespace) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)

@@ -1,9 +1,9 @@
 """Two runs of frames that are known to differ: what exactly is different. Pure, and with bounded memory.
 
-In come the pieces (layout.py) of a reference copy and of another one; out come differences, in the order of the log. Frames
-are matched first by (position, checksum), then by what they say apart from their place and chain: so a frame that was taken out
-is one missing frame, though everything after it stands elsewhere. What is matched in the same order on both sides is the backbone;
-what lies between two links of it is named:
+In come the pieces (layout.py) of a reference copy and of another one; out come differences, in the order of the log.
+Frames are matched first by (position, checksum), then by what they say apart from their place and chain: so a frame
+that was taken out is one missing frame, though everything after it stands elsewhere. What is matched in the same
+order on both sides is the backbone; what lies between two links of it is named:
 
     only in the reference                      missing
     only in the copy                           extra, or duplicated if the frame is there already
@@ -31,7 +31,7 @@ RANGES_MAX = 16
 
 Kind = Literal[
     "missing", "extra", "damaged", "out of order", "duplicated", "stale", "changed", "header", "index", "wrong log"
-]  # fmt: skip
+]
 
 
 class Range(msgspec.Struct, frozen=True, order=True):
@@ -81,7 +81,8 @@ def find_differences(
     limit: int,
     holds: Holds,
 ) -> Iterator[Difference | Rechained]:
-    """Both runs start at the same position. The reference ends at `end`, the copy's bytes at `held_end`; what the copy has beyond
+    """Both runs start at the same position. The reference ends at `end`, the copy's bytes at `held_end`; what the
+    copy has beyond
     `limit` is not compared."""
     references, others = iter(reference), iter(other)
     ours: list[Piece] = []
@@ -120,9 +121,17 @@ class _Window:
     """One alignment: a stretch of the reference beside a stretch of the copy."""
 
     def __init__(
-        self, copy: str, ours: list[Piece], theirs: list[Piece], end: int, held_end: int, limit: int, holds: Holds,
-        before: Piece | None, shift: int,
-    ) -> None:  # fmt: skip
+        self,
+        copy: str,
+        ours: list[Piece],
+        theirs: list[Piece],
+        end: int,
+        held_end: int,
+        limit: int,
+        holds: Holds,
+        before: Piece | None,
+        shift: int,
+    ) -> None:
         self.copy, self.ours, self.theirs, self.end, self.held_end = copy, ours, theirs, end, held_end
         self.limit, self.holds, self.before, self.shift = limit, holds, before, shift
         self.match = self._match()  # index in theirs → index in ours
@@ -154,7 +163,7 @@ class _Window:
         return match
 
     def settled(self) -> tuple[int, int]:
-        """How much of the window may be judged: up to its last link, for what follows may find its counterpart later."""
+        """How much of the window may be judged: up to its last link. What follows may find its counterpart later."""
         if not self.backbone:
             return len(self.ours), len(self.theirs)
         theirs, ours = self.backbone[-1]
@@ -183,14 +192,18 @@ class _Window:
             detail = f"frames of epoch {frames[0].epoch}, where the others have epoch {ours[0].epoch}"
             yield self._named("stale", frames, frames[0].place, frames[-1].place + frames[-1].size, detail)
             return
-        ends_here = bool(theirs) and theirs[-1].key is None and (
-            theirs[-1].place + theirs[-1].size >= self.held_end and self.held_end < self.end
-        )  # fmt: skip
+        ends_here = (
+            bool(theirs)
+            and theirs[-1].key is None
+            and (theirs[-1].place + theirs[-1].size >= self.held_end and self.held_end < self.end)
+        )
         cut_at = theirs[-1].place if ends_here else self.held_end
         left = list(ours)
         shift = self.shift
         for piece in theirs:
-            over = [p for p in left if p.place + shift < piece.place + piece.size and piece.place < p.place + shift + p.size]
+            over = [
+                p for p in left if p.place + shift < piece.place + piece.size and piece.place < p.place + shift + p.size
+            ]
             if piece.key is None and piece.place >= cut_at:
                 continue  # a torn rest: what it should have been is missing
             if piece.key is None:
@@ -209,7 +222,11 @@ class _Window:
                 shift += piece.size
         for run in _adjacent(left):
             stop = run[-1].place + run[-1].size
-            detail = "the copy's bytes end before" if stop > self.held_end and run[0].place >= min(cut_at, self.held_end) else ""
+            detail = (
+                "the copy's bytes end before"
+                if stop > self.held_end and run[0].place >= min(cut_at, self.held_end)
+                else ""
+            )
             yield self._named("missing", run, run[0].place, stop, detail)
 
     def _surplus(self, piece: Piece) -> Difference:
@@ -217,7 +234,11 @@ class _Window:
             piece.position != piece.place and self.holds(piece.position, piece.checksum)
         )
         if twice:
-            detail = f"the frame of position {piece.position} once more" if piece.position != piece.place else "there already"
+            detail = (
+                f"the frame of position {piece.position} once more"
+                if piece.position != piece.place
+                else "there already"
+            )
             return self._named("duplicated", [piece], piece.place, piece.place + piece.size, detail)
         detail = "" if piece.position == piece.place else f"a frame of position {piece.position}"
         return self._named("extra", [piece], piece.place, piece.place + piece.size, detail)
@@ -231,9 +252,11 @@ class _Window:
         for theirs, ours in sorted(self.displaced.items(), key=lambda item: item[1]):
             piece, right = self.theirs[theirs], self.ours[ours]
             neighbours = [ours] + [
-                o for t, o in self.backbone
-                if min(piece.place, right.place) <= self.theirs[t].place <= max(piece.place, right.place) and abs(t - theirs) == 1
-            ]  # fmt: skip
+                o
+                for t, o in self.backbone
+                if min(piece.place, right.place) <= self.theirs[t].place <= max(piece.place, right.place)
+                and abs(t - theirs) == 1
+            ]
             if groups and set(neighbours) & set(groups[-1]):
                 groups[-1] = sorted({*groups[-1], *neighbours})
             else:
@@ -241,7 +264,11 @@ class _Window:
         for group in groups:
             pieces = [self.ours[i] for i in group]
             yield self._named(
-                "out of order", pieces, pieces[0].place, pieces[-1].place + pieces[-1].size, "there, but in another order"
+                "out of order",
+                pieces,
+                pieces[0].place,
+                pieces[-1].place + pieces[-1].size,
+                "there, but in another order",
             )
 
     def _rechained(self, links: list[tuple[int, int]]) -> Iterator[Difference | Rechained]:
@@ -253,7 +280,11 @@ class _Window:
             before = self.theirs[theirs - 1] if theirs else self.before
             if before is not None and before.key is not None and other.previous != before.checksum:
                 yield self._named(
-                    "changed", [mine], other.place, other.place + other.size, "chained to another frame than the one before it"
+                    "changed",
+                    [mine],
+                    other.place,
+                    other.place + other.size,
+                    "chained to another frame than the one before it",
                 )
                 continue
             start = start or other.place
@@ -265,17 +296,21 @@ class _Window:
         ranges, more = ranges_of(frames)
         return Difference(
             start, end, self.copy, kind, detail, len(frames), sum(p.record_count for p in frames), ranges, more
-        )  # fmt: skip
+        )
 
 
 def changes(mine: Piece, other: Piece) -> str:
     """In words, what two frames at one place say differently."""
     fields = (
-        ("kind", mine.kind, other.kind), ("topic", mine.topic.decode("ascii", "replace"), other.topic.decode("ascii", "replace")),
-        ("partition", mine.partition, other.partition), ("offset", mine.base_offset, other.base_offset),
-        ("record count", mine.record_count, other.record_count), ("epoch", mine.epoch, other.epoch),
-        ("time", mine.time_ms, other.time_ms), ("size", mine.size, other.size),
-    )  # fmt: skip
+        ("kind", mine.kind, other.kind),
+        ("topic", mine.topic.decode("ascii", "replace"), other.topic.decode("ascii", "replace")),
+        ("partition", mine.partition, other.partition),
+        ("offset", mine.base_offset, other.base_offset),
+        ("record count", mine.record_count, other.record_count),
+        ("epoch", mine.epoch, other.epoch),
+        ("time", mine.time_ms, other.time_ms),
+        ("size", mine.size, other.size),
+    )
     words = [f"{name} {theirs} where the others have {ours}" for name, ours, theirs in fields if ours != theirs]
     return "; ".join(words) or "other data, with a right checksum"
 
@@ -291,7 +326,9 @@ def _adjacent(frames: list[Piece]) -> list[list[Piece]]:
 
 
 def ranges_of(frames: Iterable[Piece]) -> tuple[tuple[Range, ...], int]:
-    """The records of these frames by partition, neighbours joined, at most RANGES_MAX of them, and how many more there are."""
+    """The records of these frames by partition, neighbours joined, at most RANGES_MAX of them, and how many more
+    there are.
+    """
     return joined(
         Range(p.topic.decode("ascii", "replace"), p.partition, p.base_offset, p.base_offset + p.record_count)
         for p in frames
@@ -335,13 +372,25 @@ def merged(differences: Iterable[Difference]) -> list[Difference]:
     out: list[Difference] = []
     for d in sorted(differences, key=lambda d: (d.copy, d.kind, d.start)):
         last = out[-1] if out else None
-        joins = last is not None and (last.copy, last.kind, last.detail) == (d.copy, d.kind, d.detail) and last.end == d.start
+        joins = (
+            last is not None
+            and (last.copy, last.kind, last.detail) == (d.copy, d.kind, d.detail)
+            and last.end == d.start
+        )
         if joins and last is not None and d.kind in ("missing", "extra", "damaged", "stale"):
             ranges, more = joined((*last.ranges, *d.ranges))
             out[-1] = Difference(
-                last.start, d.end, d.copy, d.kind, d.detail, last.frames + d.frames, last.records + d.records, ranges,
-                more + last.ranges_more + d.ranges_more, last.file if last.file == d.file else "",
-            )  # fmt: skip
+                last.start,
+                d.end,
+                d.copy,
+                d.kind,
+                d.detail,
+                last.frames + d.frames,
+                last.records + d.records,
+                ranges,
+                more + last.ranges_more + d.ranges_more,
+                last.file if last.file == d.file else "",
+            )
         else:
             out.append(d)
     return sorted(out, key=lambda d: (d.start, d.copy))

@@ -1,8 +1,9 @@
 """One copy of one segment, read once: the digests of its blocks and, if asked, a strict walk over its frames.
 
-This runs in the tasks. The stream's bytes are hashed raw, in blocks that are the same for every copy: a grid of 4 MiB from the
-segment's start, with a cut more where a copy ends. Two copies are the same in a block if its SHA-256 and its size are.
-Only one copy of each segment is walked in the same pass: what is true of its frames is true of every copy with the same digests.
+This runs in the tasks. The stream's bytes are hashed raw, in blocks that are the same for every copy: a grid of 4 MiB
+from the segment's start, with a cut more where a copy ends. Two copies are the same in a block if its SHA-256 and its
+size are. Only one copy of each segment is walked in the same pass: what is true of its frames is true of every copy
+with the same digests.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 
 import msgspec
 
-from chronik_repl.spark.index import lies, read_index
+from chronik_repl.spark.index import IndexFile, lies, read_index
 from chronik_repl.spark.layout import Walk, Walked, frame_at, frame_bytes_at
 from chronik_repl.spark.storage import Bytes, open_local
 from chronik_repl.wal.frame import HEAD
@@ -41,7 +42,9 @@ class ScanTask(msgspec.Struct, frozen=True):
     sealed_end: int | None  # where the segment ends if it is sealed: nothing but zeros may follow
     runs: tuple[int, ...] = ()  # positions where the walk's tally is cut
     open_end: bool = False  # the comparison ends inside the segment, perhaps in the middle of a frame
-    index_path: str = ""  # of a sealed segment: the index is digested, and checked against the frames if they are walked
+    index_path: str = (
+        ""  # of a sealed segment: the index is digested, and checked against the frames if they are walked
+    )
 
 
 class Scan(msgspec.Struct):
@@ -89,12 +92,14 @@ def scan_local(task: ScanTask) -> Scan:
 
 def scan(task: ScanTask, file: Bytes, raw_index: bytes = b"") -> Scan:
     result = Scan(task.copy, task.start, blocks=[], runs=[])
-    index = None
+    index: IndexFile | None = None
     if raw_index:
         result.index_digest = hashlib.sha256(raw_index).digest()
-        index = read_index(raw_index, task.start) if task.walk else None
-        if isinstance(index, str):
-            result.index_lie, index = index, None
+        found = read_index(raw_index, task.start) if task.walk else None
+        if isinstance(found, str):
+            result.index_lie = found
+        else:
+            index = found
     walk = Walk(task.bounds[0], task.chain, index, task.open_end) if task.walk else None
     end = task.bounds[-1]
     cuts = [c for c in task.runs if task.bounds[0] < c < end]
@@ -105,9 +110,7 @@ def scan(task: ScanTask, file: Bytes, raw_index: bytes = b"") -> Scan:
             buffer = bytearray(buffer[:left]) + bytearray(stop - start)
         with memoryview(buffer) as whole:
             held = file.readinto(whole[left : left + stop - start], FRAMES_AT + start - task.start)
-            result.blocks.append(
-                Block(start, stop, held, hashlib.sha256(whole[left : left + held]).digest())
-            )  # fmt: skip
+            result.blocks.append(Block(start, stop, held, hashlib.sha256(whole[left : left + held]).digest()))
             result.bytes_read += held
             if walk is not None:
                 left = _walk(walk, whole[: left + held], end, cuts, result.runs)
@@ -131,7 +134,9 @@ def _walk(walk: Walk, view: memoryview, end: int, cuts: list[int], runs: list[Wa
     used = 0
     while not walk.wrong:
         limit = cuts[0] if cuts else end
-        available = view[used:] if len(view) - used <= limit - walk.position else view[used : used + limit - walk.position]
+        available = (
+            view[used:] if len(view) - used <= limit - walk.position else view[used : used + limit - walk.position]
+        )
         used += walk.feed(available, end)
         if not cuts or walk.position < limit:
             if cuts and len(view) - used > 0 and walk.position + len(view) - used > limit:

@@ -1,7 +1,7 @@
 """Spark's filters, as far as a reader of frames can use them. Pure.
 
-Topic and partition are a frame's own: those filters are kept exactly, and Spark need not look again. Offsets and times are a record's: a
-batch that cannot hold one that is wanted is left out, and Spark looks again at the rest.
+Topic and partition are a frame's own: those filters are kept exactly, and Spark need not look again. Offsets and
+times are a record's: a batch that cannot hold one that is wanted is left out, and Spark looks again at the rest.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ class Wanted:
         if column == "position" and _whole(kind, value):
             low, high = _bounds(kind, value)
             self.position_min, self.position_max = max(self.position_min, low), min(self.position_max, high)
-        if column == "timestamp" and isinstance(value, datetime) and kind in ("EqualTo", "GreaterThan", "GreaterThanOrEqual"):
+        if (
+            column == "timestamp"
+            and isinstance(value, datetime)
+            and kind in ("EqualTo", "GreaterThan", "GreaterThanOrEqual")
+        ):
             moment = value if value.tzinfo else value.replace(tzinfo=UTC)
             self.time_ms_min = max(self.time_ms_min, int(moment.timestamp() * 1000))
         return False
@@ -72,7 +76,11 @@ class Wanted:
             named = {v for v in value if v is not None}
             self.topics = named if self.topics is None else self.topics & named
             return True
-        if kind == "StringStartsWith" and isinstance(value, str) and (not self.topic_prefix or value.startswith(self.topic_prefix)):
+        if (
+            kind == "StringStartsWith"
+            and isinstance(value, str)
+            and (not self.topic_prefix or value.startswith(self.topic_prefix))
+        ):
             self.topic_prefix = value
             return True
         return False
@@ -95,9 +103,13 @@ def _whole(kind: str, value: Any) -> bool:
 
 
 _BOUNDS = {
-    "EqualTo": (0, 0), "EqualNullSafe": (0, 0), "GreaterThan": (1, None), "GreaterThanOrEqual": (0, None),
-    "LessThan": (None, -1), "LessThanOrEqual": (None, 0),
-}  # fmt: skip
+    "EqualTo": (0, 0),
+    "EqualNullSafe": (0, 0),
+    "GreaterThan": (1, None),
+    "GreaterThanOrEqual": (0, None),
+    "LessThan": (None, -1),
+    "LessThanOrEqual": (None, 0),
+}
 
 
 def _bounds(kind: str, value: Any) -> tuple[int, int]:

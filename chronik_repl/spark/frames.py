@@ -1,7 +1,7 @@
 """The frames of one segment between two positions, one by one, for the data source. Damage is raised, never skipped.
 
-With filters, and an index beside the file, only the frames that may hold what is wanted are read; the index is no more than a hint where to
-look: each frame must be the one that it promised, else the whole stretch is read.
+With filters, and an index beside the file, only the frames that may hold what is wanted are read; the index is no
+more than a hint where to look: each frame must be the one that it promised, else the whole stretch is read.
 """
 
 from __future__ import annotations
@@ -104,8 +104,11 @@ class FrameReader:
         position, size, topic, partition, base = runs[0][0]
         frame = frame_at(self._read(position, size), 0, position)
         return frame is not None and (frame.position, frame.topic, frame.partition, frame.base_offset) == (
-            position, topic, partition, base,
-        )  # fmt: skip
+            position,
+            topic,
+            partition,
+            base,
+        )
 
     def _runs(self, runs: list[list[tuple[int, int, bytes, int, int]]]) -> Iterator[Found]:
         for run in runs:
@@ -115,8 +118,11 @@ class FrameReader:
                 at = position - first
                 frame = frame_at(window, at, position)
                 if frame is None or (frame.position, frame.topic, frame.partition, frame.base_offset) != (
-                    position, topic, partition, base,
-                ):  # fmt: skip
+                    position,
+                    topic,
+                    partition,
+                    base,
+                ):
                     raise self._damage(position)
                 yield Found(frame, window[at + OVERHEAD + len(frame.topic) : at + frame.size])
 
@@ -124,5 +130,6 @@ class FrameReader:
         path = self.stretch.path
         return CorruptLog(
             f"{path}: no good frame stands at position {position}. `chronik wal verify` tells more; nothing is skipped",
-            file=path, start=Position(position),
-        )  # fmt: skip
+            file=path,
+            start=Position(position),
+        )

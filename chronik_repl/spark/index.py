@@ -1,6 +1,8 @@
-"""A segment's index file, read as docs/protocol.md draws it, to see whether it lies. Nothing of the comparison trusts it.
+"""A segment's index file, read as docs/protocol.md draws it, to see whether it lies. Nothing of the comparison trusts
+it.
 
-`read_index` gives rows a partition and the landmarks; `lies` says what disagrees with the frames that a strict walk saw.
+`read_index` gives rows a partition and the landmarks; `lies` says what disagrees with the frames that a strict walk
+saw.
 """
 
 from __future__ import annotations
@@ -11,8 +13,12 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 MAGIC = b"CHRONIDX"
-HEADER = struct.Struct(">8sIQQIIIIII")  # magic, format, start, end, end chain, partitions, entries, landmarks, names, CRC
-PARTITION = struct.Struct(">IHHiIIqq")  # name at, name length, 0, partition, first entry, entries, next offset, max time
+HEADER = struct.Struct(
+    ">8sIQQIIIIII"
+)  # magic, format, start, end, end chain, partitions, entries, landmarks, names, CRC
+PARTITION = struct.Struct(
+    ">IHHiIIqq"
+)  # name at, name length, 0, partition, first entry, entries, next offset, max time
 ENTRY = struct.Struct(">qqIIII")  # base offset, max time, position - start, size, records, 0
 LANDMARK = struct.Struct(">II")  # position - start, chain there
 CRC = struct.Struct(">I")
@@ -59,7 +65,9 @@ def read_index(raw: bytes, start: int) -> IndexFile | str:
 
 
 def lies(index: IndexFile, walked: Rows, seen: set[int], start: int, end: int, chain: int) -> str:
-    """What the index says that the frames do not; '' if nothing. `seen`: the landmarks that the walk found to be right."""
+    """What the index says that the frames do not; '' if nothing. `seen`: the landmarks that the walk found to be
+    right.
+    """
     if (index.end, index.end_chain) != (end, chain):
         return f"the index ends at {index.end}, the segment at {end}"
     for key in sorted(walked.keys() | index.rows.keys()):

@@ -5,9 +5,11 @@ so that a mistake in the log's reader cannot hide itself in the parity check.
 
 Two ways to read a run of frames:
 
-- `Walk` is strict and fast: it checks every frame's length, checksum, place, chain, epoch, time, offset and the head of its
+- `Walk` is strict and fast: it checks every frame's length, checksum, place, chain, epoch, time, offset and the head
+of its
   record batch, keeps a tally a partition, and stops at the first thing that is wrong, saying what and where.
-- `pieces` is tolerant and slow, for bytes that are known to differ: it yields every good frame wherever it stands, and the
+- `pieces` is tolerant and slow, for bytes that are known to differ: it yields every good frame wherever it stands,
+and the
   stretches between them that are none.
 """
 
@@ -76,7 +78,9 @@ class Walked(msgspec.Struct, array_like=True):
 class Walk:
     """Strict. Feed it the bytes of a segment in order; each `run` ends at a cut that the caller chose."""
 
-    def __init__(self, start: int, previous: int | None, index: IndexFile | None = None, open_end: bool = False) -> None:
+    def __init__(
+        self, start: int, previous: int | None, index: IndexFile | None = None, open_end: bool = False
+    ) -> None:
         self.position = start
         self.open_end = open_end  # a frame may reach beyond the end: it is then simply not walked
         self.previous = previous  # None: unknown, the first frame's own word is taken
@@ -135,8 +139,21 @@ class Walk:
             if data_at > size_all:
                 break
             (
-                magic, version, length, _, topic, partition, base, count, time_ms, kind, epoch, stands_at, chain, checksum,
-            ) = layout.unpack_from(view, at)  # fmt: skip
+                magic,
+                version,
+                length,
+                _,
+                topic,
+                partition,
+                base,
+                count,
+                time_ms,
+                kind,
+                epoch,
+                stands_at,
+                chain,
+                checksum,
+            ) = layout.unpack_from(view, at)
             next_at = at + 8 + length
             if magic != MAGIC or version != VERSION or next_at < data_at:
                 self.wrong = self._not_a_frame(view, at)
@@ -168,7 +185,9 @@ class Walk:
                     seen[2] += count
                     seen[3] += next_at - at
                 else:
-                    self.wrong = f"offset {base} of {topic.decode('ascii', 'replace')}/{partition} follows {seen[1] - 1}"
+                    self.wrong = (
+                        f"offset {base} of {topic.decode('ascii', 'replace')}/{partition} follows {seen[1] - 1}"
+                    )
                 if not self.wrong:
                     self.wrong = wrong_in_batch(data, base, count, epoch)
                 if rows is not None and not self.wrong:
@@ -265,8 +284,21 @@ def frame_at(view: memoryview, at: int, place: int) -> Piece | None:
     if data_at > len(view):
         return None
     (
-        _, _, length, _, topic, partition, base, count, time_ms, kind, epoch, position, previous, checksum,
-    ) = layout.unpack_from(view, at)  # fmt: skip
+        _,
+        _,
+        length,
+        _,
+        topic,
+        partition,
+        base,
+        count,
+        time_ms,
+        kind,
+        epoch,
+        position,
+        previous,
+        checksum,
+    ) = layout.unpack_from(view, at)
     end = at + 8 + length
     if end < data_at or end > len(view):
         return None
@@ -277,7 +309,7 @@ def frame_at(view: memoryview, at: int, place: int) -> Piece | None:
     key = (crc32c(view[at : data_at - 16]) << 32) | crc32c(data)
     return Piece(
         place, 8 + length, key, position, previous, checksum, epoch, topic, partition, base, count, time_ms, kind
-    )  # fmt: skip
+    )
 
 
 def frame_bytes_at(view: memoryview, at: int) -> int:
@@ -321,7 +353,8 @@ def _frame_stands(read: Read, place: int) -> bool:
 
 
 def _stretch(read: Read, place: int, end: int) -> Piece:
-    """Bytes that are no frame, up to the next good frame, else to the end. A frame inside a record's value could stand in
+    """Bytes that are no frame, up to the next good frame, else to the end. A frame inside a record's value could
+    stand in
     the way: one that says itself that it belongs where it stands is believed first."""
     fallback = 0
     at, zeros = place, True

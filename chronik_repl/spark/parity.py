@@ -61,11 +61,13 @@ class LeaderStatus(msgspec.Struct, frozen=True):
 def ask_leader(url: str) -> LeaderStatus:
     address = f"{url.rstrip('/')}/status"
     try:
-        with urllib.request.urlopen(address, timeout=STATUS_TIMEOUT_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(address, timeout=STATUS_TIMEOUT_S) as answer:
             return msgspec.json.decode(answer.read(), type=LeaderStatus)
     except (urllib.error.URLError, OSError, ValueError) as error:
-        raise CannotTell(f"{address}: {error}. Is that a node's HTTP address? Without --leader the copies are compared "
-                         "up to the lowest durable end") from error  # fmt: skip
+        raise CannotTell(
+            f"{address}: {error}. Is that a node's HTTP address? Without --leader the copies are compared "
+            "up to the lowest durable end"
+        ) from error
     except msgspec.DecodeError as error:
         raise CannotTell(f"{address}: not the status of a node ({error})") from error
 
@@ -122,7 +124,7 @@ class _Run:
     def _survey(self, high_watermark: int | None) -> list[Copy]:
         return [
             survey(name, path, storage_for(path, self.context), high_watermark) for name, path in self.options.copies
-        ]  # fmt: skip
+        ]
 
     # The two passes -----------------------------------------------------------------------------------------------
 
@@ -199,7 +201,9 @@ class _Run:
                         span.end if part.sealed else None,
                         span.cuts,
                         not (span.closed and part.upto == span.end),
-                        part.file.index_path if part.sealed and part.upto == span.end and is_local(part.file.path) else "",
+                        part.file.index_path
+                        if part.sealed and part.upto == span.end and is_local(part.file.path)
+                        else "",
                     )
                 )
         scans: dict[int, dict[str, Scan]] = {s.start: {} for s in spans}
@@ -231,11 +235,15 @@ class _Run:
     def _indexes(self, judged: list[Judged]) -> None:
         """Indexes that are not the one that was checked: walk those copies too."""
         for copy in {c for j in judged for c in j.recheck_index}:
-            spans = [j.span for j in judged if copy in j.recheck_index and j.status.get(copy) in ("same", "proved earlier")]
+            spans = [
+                j.span for j in judged if copy in j.recheck_index and j.status.get(copy) in ("same", "proved earlier")
+            ]
             tasks = [
                 ScanTask(copy, p.file.path, s.start, s.bounds(p.upto), True, None, None, (), False, p.file.index_path)
-                for s in spans for p in s.parts if p.copy == copy and p.file
-            ]  # fmt: skip
+                for s in spans
+                for p in s.parts
+                if p.copy == copy and p.file
+            ]
             for answer in self._scan(tasks):
                 if answer.index_lie:
                     j = next(j for j in judged if j.span.start == answer.start)
@@ -251,7 +259,8 @@ class _Run:
             given = self.context.broadcast(remote)
             files = self.context.binaryFiles(",".join(remote), len(remote))
             found = self._collect(
-                files.filter(lambda f: f[0] in given.value).map(lambda f: scan(given.value[f[0]], Content(f[1]))), "comparing"
+                files.filter(lambda f: f[0] in given.value).map(lambda f: scan(given.value[f[0]], Content(f[1]))),
+                "comparing",
             )
             there = {(a.copy, a.start) for a in found}
             answers += found
@@ -336,7 +345,7 @@ def _one_cluster(copies: Sequence[Copy], leader: LeaderStatus | None) -> str:
     if leader:
         names["the leader"] = leader.cluster_id
     if len(set(names.values())) > 1:
-        raise CannotTell("these are not copies of one log: " + ", ".join(f"{n} is of cluster {c!r}" for n, c in names.items()))
+        raise CannotTell(
+            "these are not copies of one log: " + ", ".join(f"{n} is of cluster {c!r}" for n, c in names.items())
+        )
     return next(iter(names.values()), "")
-
-

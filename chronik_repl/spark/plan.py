@@ -1,8 +1,8 @@
 """What is to be compared with what. Pure: from the copies' surveys to a list of spans.
 
-A span is one segment as the log has it. Which segments there are is the union of what the copies hold; a copy is expected to hold
-all of them from its own first one up to its own end. What it lacks before that is retention's work or damage: that is
-decided at the end of a run, when the log start is known (`below_log_start`).
+A span is one segment as the log has it. Which segments there are is the union of what the copies hold; a copy is
+expected to hold all of them from its own first one up to its own end. What it lacks before that is retention's work
+or damage: that is decided at the end of a run, when the log start is known (`below_log_start`).
 """
 
 from __future__ import annotations

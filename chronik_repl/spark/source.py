@@ -1,11 +1,12 @@
 """`spark.read.format("chronik")`: a log as a table. `readStream`, with the same options, is stream.py's.
 
     spark.dataSource.register(ChronikSource)
-    spark.read.format("chronik").load("/var/lib/chronik")                                  # records, as Kafka's source names them
+    # records, as Kafka's source names them
+    spark.read.format("chronik").load("/var/lib/chronik")
     spark.read.format("chronik").option("mode", "frames").load("s3a://backup/node-2")
 
-Read is what is below the high watermark that the directory itself knows (its durable mark), on a node that runs or on a copy. A task reads
-one segment, checks every frame, and gives Arrow batches of the columns that the schema names.
+Read is what is below the high watermark that the directory itself knows (its durable mark), on a node that runs or on
+a copy. A task reads one segment, checks every frame, and gives Arrow batches of the columns that the schema names.
 
     path      a node's data directory: local, or what pyarrow reads (s3://, hdfs://, gs://, abfss://)
     mode      records (default) or frames
@@ -45,18 +46,33 @@ from chronik_repl.spark.survey import Copy, high_watermark_of, survey
 
 HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 RECORDS: dict[str, DataType] = {  # as Spark's Kafka source names them
-    "key": BinaryType(), "value": BinaryType(), "topic": StringType(), "partition": IntegerType(), "offset": LongType(),
-    "timestamp": TimestampType(), "timestampType": IntegerType(), "headers": HEADERS,
-}  # fmt: skip
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": HEADERS,
+}
 FRAMES: dict[str, DataType] = {
-    "position": LongType(), "size": IntegerType(), "kind": StringType(), "topic": StringType(), "partition": IntegerType(),
-    "offset": LongType(), "recordCount": IntegerType(), "timestamp": TimestampType(), "epoch": LongType(),
-    "previous": LongType(), "checksum": LongType(), "data": BinaryType(),
-}  # fmt: skip
+    "position": LongType(),
+    "size": IntegerType(),
+    "kind": StringType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "recordCount": IntegerType(),
+    "timestamp": TimestampType(),
+    "epoch": LongType(),
+    "previous": LongType(),
+    "checksum": LongType(),
+    "data": BinaryType(),
+}
 COLUMNS = {"records": RECORDS, "frames": FRAMES}
 
 
-class ChronikSource(DataSource):
+class ChronikSource(DataSource):  # type: ignore[misc]
     @classmethod
     def name(cls) -> str:
         return "chronik"
@@ -77,13 +93,13 @@ class ChronikSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         return ChronikReader(dict(self.options), self.mode, schema)
 
-    def streamReader(self, schema: StructType) -> Any:  # noqa: N802
+    def streamReader(self, schema: StructType) -> Any:
         from chronik_repl.spark.stream import ChronikStreamReader
 
         return ChronikStreamReader(dict(self.options), self.mode, schema)
 
 
-class Task(InputPartition):
+class Task(InputPartition):  # type: ignore[misc]
     """One stretch of one segment."""
 
     def __init__(self, stretch: Stretch) -> None:
@@ -102,7 +118,7 @@ class LogFolder:
         self.mode, self.schema = mode, schema
         self.path = self.options.get("path", "")
         if not self.path:
-            raise ConfigError("which log? Give the data directory: .load(\"/var/lib/chronik\")")
+            raise ConfigError('which log? Give the data directory: .load("/var/lib/chronik")')
         known = COLUMNS[mode]
         for field in schema.fields:
             if field.name not in known:
@@ -135,7 +151,9 @@ class LogFolder:
             low, high = max(start, file.start), min(end, following if following is not None else end)
             if low < high:
                 whole = following is not None and (low, high) == (file.start, following)
-                found.append(Stretch(file.path, file.start, low, high, file.index_path if following is not None else "", whole))
+                found.append(
+                    Stretch(file.path, file.start, low, high, file.index_path if following is not None else "", whole)
+                )
         return found
 
     def read(self, stretch: Stretch, wanted: Wanted) -> Iterator[pa.RecordBatch]:
@@ -159,12 +177,12 @@ class LogFolder:
             (Path(folder) / f"{os.getpid()}-{uuid.uuid4().hex}.json").write_text(json.dumps({"bytes_read": bytes_read}))
 
 
-class ChronikReader(DataSourceReader):
+class ChronikReader(DataSourceReader):  # type: ignore[misc]
     def __init__(self, options: dict[str, str], mode: str, schema: StructType) -> None:
         self.folder = LogFolder(options, mode, schema)
         self.wanted = Wanted()
 
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         return self.wanted.take(filters)
 
     def partitions(self) -> list[InputPartition]:

@@ -52,7 +52,7 @@ def local_path(path: str) -> str:
 
 
 class LocalFile:
-    """Read with pread and never mapped: a node may truncate a file that we look at, and a map would kill the process."""
+    """Read with pread, never mapped: a node may truncate a file that we look at, and a map would kill the process."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
@@ -152,7 +152,7 @@ class Hadoop:
         return where.getFileSystem(self._conf), where
 
     def list(self, folder: str) -> list[Entry] | None:
-        from py4j.protocol import Py4JJavaError
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
         try:
             system, where = self._open(folder)
@@ -166,16 +166,18 @@ class Hadoop:
             raise StorageError(f"{folder}: {error.java_exception.toString()}") from error
 
     def read(self, path: str, at: int, size: int) -> bytes | None:
-        from py4j.protocol import Py4JJavaError
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
         try:
             system, where = self._open(path)
             stream = system.open(where)
             try:
                 stream.seek(at)
-                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(
-                    self._jvm.org.apache.commons.io.input.BoundedInputStream(stream, size)
-                ))  # fmt: skip
+                return bytes(
+                    self._jvm.org.apache.commons.io.IOUtils.toByteArray(
+                        self._jvm.org.apache.commons.io.input.BoundedInputStream(stream, size)
+                    )
+                )
             finally:
                 stream.close()
         except Py4JJavaError as error:

@@ -1,11 +1,13 @@
-"""`spark.readStream.format("chronik")`: the log as a stream. An offset is a position, `{"position": P}`; every batch is a range of them.
+"""`spark.readStream.format("chronik")`: the log as a stream. An offset is a position, `{"position": P}`; every batch
+is a range of them.
 
-What is below the high watermark never changes, so a range read again after a crash gives the same records: with a checkpoint and
-a sink that is idempotent a batch (Parquet files are), every record arrives once.
+What is below the high watermark never changes, so a range read again after a crash gives the same records: with a
+checkpoint and a sink that is idempotent a batch (Parquet files are), every record arrives once.
 
     startingPosition      earliest (default): where the log starts; latest: the high watermark; or a position
-    maxBytesPerTrigger    at most so many bytes of the log a batch (at least one frame); maxRecordsPerTrigger: so many records
-    failOnDataLoss        true (default): stop if retention removed what was not read yet; false: go on at the log's new start
+    maxBytesPerTrigger    at most so many bytes of the log a batch (at least one frame); maxRecordsPerTrigger: so many
+    records failOnDataLoss        true (default): stop if retention removed what was not read yet; false: go on at the
+    log's new start
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ from chronik_repl.spark.survey import Copy
 from chronik_repl.wal.frame import Kind
 
 
-class ChronikStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ChronikStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     def __init__(self, options: dict[str, str], mode: str, schema: StructType) -> None:
         self.folder = LogFolder(options, mode, schema)
         self._target: int | None = None  # with Trigger.AvailableNow: where this query ends
         self._fail_on_loss = self.folder.options.get("failondataloss", "true").lower() != "false"
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, int]:
         copy, upto = self.folder.look()
         start = self.folder.options.get("startingposition", "earliest")
         if start == "earliest":
@@ -47,23 +49,25 @@ class ChronikStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == "latest":
             return {"position": upto}
         if not start.isdigit() or not copy.start <= int(start) <= upto:
-            raise ConfigError(f"startingPosition is {start!r}; it may be earliest, latest or a position from {copy.start} to {upto}")
+            raise ConfigError(
+                f"startingPosition is {start!r}; it may be earliest, latest or a position from {copy.start} to {upto}"
+            )
         return {"position": int(start)}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         if size := self.folder.options.get("maxbytespertrigger"):
             return ReadMaxBytes(_positive("maxBytesPerTrigger", size))
         if rows := self.folder.options.get("maxrecordspertrigger"):
             return ReadMaxRows(_positive("maxRecordsPerTrigger", rows))
         return ReadAllAvailable()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         self._target = self.folder.look()[1]
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, int]:
         return {"position": self.folder.look()[1]}
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         copy, upto = self.folder.look()
         if self._target is not None:
             upto = min(upto, self._target)
@@ -81,7 +85,8 @@ class ChronikStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return position
         if self._fail_on_loss:
             raise OutOfRange(
-                f"positions {position} to {copy.start} were removed by retention before they were read; start again with a new "
+                f"positions {position} to {copy.start} were removed by retention before they were read; "
+                "start again with a new "
                 "checkpoint, or set failOnDataLoss to false to go on at the log's start"
             )
         return copy.start

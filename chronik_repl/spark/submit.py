@@ -2,8 +2,9 @@
 
     spark-submit --master spark://host:7077 chronik_repl/spark/submit.py --leader http://leader:9644 a=/data/a b=/data/b
 
-The arguments are those of `chronik parity`. The executors get this package from here (SparkContext.addPyFile); what they must have is its
-few dependencies: msgspec, crc32c and cramjam (or ship them with --archives, as Spark's own documentation shows).
+The arguments are those of `chronik parity`. The executors get this package from here (SparkContext.addPyFile); what
+they must have is its few dependencies: msgspec, crc32c and cramjam (or ship them with --archives, as Spark's own
+documentation shows).
 """
 
 from __future__ import annotations

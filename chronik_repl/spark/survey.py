@@ -75,7 +75,12 @@ def survey(name: str, path: str, storage: Storage, upto: int | None) -> Copy:
             blocks = storage.read(entry.path, 0, segment.FRAMES_AT) if match else None
             if match and blocks is not None:  # None: retention has just removed it
                 index = indexes.get(entry.name[: -len(".wal")] + INDEX_SUFFIX, "")
-                files.append((_segment_file(int(match.group(1)), entry.path, entry.size, entry.modified_ns, blocks, index), blocks))
+                files.append(
+                    (
+                        _segment_file(int(match.group(1)), entry.path, entry.size, entry.modified_ns, blocks, index),
+                        blocks,
+                    )
+                )
     except StorageError as error:
         return Copy(name, path, unreadable=str(error))
     except FormatTooNew as error:

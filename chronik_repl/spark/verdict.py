@@ -1,8 +1,8 @@
 """From what the tasks saw to what is said about it. Pure.
 
-`judge` looks at one span: which copies hold the same bytes, what is already clear, what needs a closer look. `Ledger` takes the
-spans in the log's order, checks what holds from one to the next (chain, offsets), and writes the report. It never says "same" of
-anything that was not compared: every position of every copy gets a word of its own.
+`judge` looks at one span: which copies hold the same bytes, what is already clear, what needs a closer look. `Ledger`
+takes the spans in the log's order, checks what holds from one to the next (chain, offsets), and writes the report. It
+never says "same" of anything that was not compared: every position of every copy gets a word of its own.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def _content(scanned: Scan, main: Scan | None, part: Part) -> tuple[object, ...]
 
 def _compare_contents(judged: Judged, contents: dict[tuple[object, ...], list[Part]], main: Scan | None) -> None:
     span = judged.span
-    agreeing = sum(len(parts) for parts in contents.values()) + sum(s == "proved earlier" for s in judged.status.values())
+    agreeing = sum(len(parts) for parts in contents.values()) + sum(
+        s == "proved earlier" for s in judged.status.values()
+    )
     for parts in contents.values():
         for part in parts:
             judged.status[part.copy] = "same" if agreeing > 1 else "not compared"
@@ -180,7 +182,9 @@ def index_lie(span: Span, copy: str, lie: str) -> Difference:
     return Difference(span.start, span.end, copy, "index", lie, file=file)
 
 
-def whole_segment(span: Span, part: Part, runs: Sequence[Walked], detail: str = "the segment's file is not there") -> Difference:
+def whole_segment(
+    span: Span, part: Part, runs: Sequence[Walked], detail: str = "the segment's file is not there"
+) -> Difference:
     held = [r for r in runs if r.start < part.upto]
     ranges, more = joined(Range(t.topic, t.partition, t.first, t.next) for r in held for t in r.tallies)
     frames, records = sum(r.frames for r in held), sum(r.records for r in held)
@@ -230,7 +234,9 @@ class Ledger:
         for copy, rechained in judged.rechained.items():
             if copy not in self._different and not any(d.copy == copy for d in judged.differences):
                 words = f"{rechained.frames} frames that say the same as the others' but stand on another history"
-                judged.differences.append(Difference(rechained.start, span.end, copy, "changed", words, rechained.frames))
+                judged.differences.append(
+                    Difference(rechained.start, span.end, copy, "changed", words, rechained.frames)
+                )
         self._chain(judged)
         for run in judged.runs:
             self._tally(run, judged)
@@ -252,7 +258,8 @@ class Ledger:
                 continue
             wrong = file.wrong
             if not wrong and file.chain is not None and previous is not None and file.chain != previous:
-                wrong = f"{file.path}: the header's chain value {file.chain:#010x} is not that of its first frame, {previous:#010x}"
+                chain = f"{file.chain:#010x} is not that of its first frame, {previous:#010x}"
+                wrong = f"{file.path}: the header's chain value {chain}"
             if wrong:
                 judged.differences.append(
                     Difference(judged.span.start, judged.span.start, part.copy, "header", wrong, file=file.path)
@@ -260,16 +267,17 @@ class Ledger:
 
     def _chain(self, judged: Judged) -> None:
         runs = judged.runs
-        if runs and runs[0].frames and self._last and self._last[0] == runs[0].start and not judged.closer:
-            if self._last[1] != runs[0].first_previous:
-                judged.differences.append(
-                    Difference(runs[0].start, runs[0].start, "all", "wrong log", "the chain breaks between two segments")
-                )
+        follows = runs and runs[0].frames and self._last and self._last[0] == runs[0].start and not judged.closer
+        if follows and self._last and self._last[1] != runs[0].first_previous:
+            words = "the chain breaks between two segments"
+            judged.differences.append(Difference(runs[0].start, runs[0].start, "all", "wrong log", words))
         last = runs[-1] if runs else None
         self._last = (last.end, last.last_checksum) if last and last.frames and not last.wrong else None
 
     def _tally(self, run: Walked, judged: Judged) -> None:
-        good = [c for c, s in judged.status.items() if s in ("same", "proved earlier") and _reaches(judged.span, c, run.end)]
+        good = [
+            c for c, s in judged.status.items() if s in ("same", "proved earlier") and _reaches(judged.span, c, run.end)
+        ]
         compared = len(good) > 1
         unnamed = "missing" in judged.status.values() or any(d.ranges_more for d in judged.differences)
         self.frames += run.frames
@@ -329,15 +337,31 @@ class Ledger:
         if not compared:
             notes.append("nothing was compared: no position is held by two of the copies")
         return Report(
-            verdict, EXIT_CODES[verdict], cluster_id, self.start, self.end, self.end_is, copies, partitions,
-            tuple(differences[:DIFFERENCES_MAX]), len(differences) + self.more, tuple(covers), tuple(notes), self.frames, self.records,
-        )  # fmt: skip
+            verdict,
+            EXIT_CODES[verdict],
+            cluster_id,
+            self.start,
+            self.end,
+            self.end_is,
+            copies,
+            partitions,
+            tuple(differences[:DIFFERENCES_MAX]),
+            len(differences) + self.more,
+            tuple(covers),
+            tuple(notes),
+            self.frames,
+            self.records,
+        )
 
     def _covers(self) -> Iterable[Cover]:
         for copy in self.copies:
             open_cover: Cover | None = None
             for cover in self._covers_of(copy):
-                if open_cover and (open_cover.end, open_cover.status, open_cover.why) == (cover.start, cover.status, cover.why):
+                if open_cover and (open_cover.end, open_cover.status, open_cover.why) == (
+                    cover.start,
+                    cover.status,
+                    cover.why,
+                ):
                     open_cover = Cover(copy.name, open_cover.start, cover.end, cover.status, cover.why)
                 else:
                     if open_cover:
@@ -378,15 +402,13 @@ class Ledger:
             verdict = "behind"
         return CopyReport(
             copy.name, copy.path, copy.start, copy.end, copy.durable_end, behind, verdict, count, copy.unreadable
-        )  # fmt: skip
+        )
 
     def _partition(self, key: tuple[str, int], seen: _Partition, differences: list[Difference]) -> PartitionReport:
         count = sum(any((r.topic, r.partition) == key for r in d.ranges) for d in differences)
         count = count or int(seen.different)
         verdict: Status = "different" if count else "same" if seen.records else "not compared"
-        return PartitionReport(
-            *key, seen.first, seen.compared_end, seen.records, seen.not_compared, verdict, count
-        )  # fmt: skip
+        return PartitionReport(*key, seen.first, seen.compared_end, seen.records, seen.not_compared, verdict, count)
 
 
 def _reaches(span: Span, copy: str, end: int) -> bool:

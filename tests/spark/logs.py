@@ -11,6 +11,7 @@ import gzip
 import shutil
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import cramjam
 from crc32c import crc32c
@@ -74,8 +75,13 @@ class Written:
 
     def __init__(self, position: int, raw: bytes, topic: str, partition: int, base: int, count: int) -> None:
         self.position, self.raw, self.topic, self.partition, self.base, self.count = (
-            position, raw, topic, partition, base, count,
-        )  # fmt: skip
+            position,
+            raw,
+            topic,
+            partition,
+            base,
+            count,
+        )
 
     @property
     def end(self) -> int:
@@ -83,7 +89,9 @@ class Written:
 
 
 class Writer:
-    def __init__(self, folder: Path, *, segment_bytes: int = 1 << 20, cluster: str = CLUSTER, keep: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, segment_bytes: int = 1 << 20, cluster: str = CLUSTER, keep: bool = False
+    ) -> None:
         self.folder = folder / segment.FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         self.segment_bytes, self.cluster, self.keep = segment_bytes, cluster, keep
@@ -91,7 +99,7 @@ class Writer:
         self.offsets: dict[tuple[str, int], int] = {}
         self.written: list[Written] = []
         self.starts: list[int] = []
-        self._file = None
+        self._file: BinaryIO | None = None
         self._segment_start = 0
         self.roll()
         self.begin_epoch(leader=1)
@@ -115,7 +123,16 @@ class Writer:
 
     def put(self, topic: str, base: int, count: int, kind: int, partition: int, *pieces: bytes) -> Written:
         raw, checksum = encode(
-            topic_prefix(topic), base, count, self.time_ms, kind, self.epoch, self.position, self.chain, partition, pieces
+            topic_prefix(topic),
+            base,
+            count,
+            self.time_ms,
+            kind,
+            self.epoch,
+            self.position,
+            self.chain,
+            partition,
+            pieces,
         )
         assert self._file is not None
         self._file.write(raw)
@@ -153,9 +170,9 @@ class Writer:
         self._finish()
 
 
-def write_mark(file: object, sequence: int, durable_end: int, high_watermark: int) -> None:
-    file.seek(segment.mark_offset(sequence))  # type: ignore[attr-defined]
-    file.write(segment.encode_mark(segment.Mark(sequence, Position(durable_end), Position(high_watermark))))  # type: ignore[attr-defined]
+def write_mark(file: BinaryIO, sequence: int, durable_end: int, high_watermark: int) -> None:
+    file.seek(segment.mark_offset(sequence))
+    file.write(segment.encode_mark(segment.Mark(sequence, Position(durable_end), Position(high_watermark))))
 
 
 def copy_log(source: Path, target: Path) -> Path:

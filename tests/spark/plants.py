@@ -76,13 +76,28 @@ def data_of(frame: Written) -> bytes:
     return frame.raw[HEAD.size + 2 + len(frame.topic) + FIELDS.size + 4 :]
 
 
-def again(frame: Written, *, base: int | None = None, position: int | None = None, previous: int | None = None, epoch: int | None = None) -> bytes:
+def again(
+    frame: Written,
+    *,
+    base: int | None = None,
+    position: int | None = None,
+    previous: int | None = None,
+    epoch: int | None = None,
+) -> bytes:
     """The frame with other fields and a right checksum; its batch says the same offset as before."""
     partition, old_base, count, time_ms, kind, old_epoch, old_position, old_previous = fields_of(frame)
     return encode(
-        topic_prefix(frame.topic), old_base if base is None else base, count, time_ms, kind, old_epoch if epoch is None else epoch,
-        old_position if position is None else position, old_previous if previous is None else previous, partition, (data_of(frame),),
-    )[0]  # fmt: skip
+        topic_prefix(frame.topic),
+        old_base if base is None else base,
+        count,
+        time_ms,
+        kind,
+        old_epoch if epoch is None else epoch,
+        old_position if position is None else position,
+        old_previous if previous is None else previous,
+        partition,
+        (data_of(frame),),
+    )[0]
 
 
 def wrong_chain_in_header(folder: Path, start: int) -> Path:

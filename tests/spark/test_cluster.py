@@ -28,9 +28,12 @@ class Standalone:
         self.home = Path(pyspark.__file__).parent
         self.folder = folder
         self.environment = {
-            **os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(self.home), "PYSPARK_PYTHON": sys.executable,
+            **os.environ,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_HOME": str(self.home),
+            "PYSPARK_PYTHON": sys.executable,
             "SPARK_WORKER_DIR": str(folder / "work"),
-        }  # fmt: skip
+        }
         self.processes: list[subprocess.Popen[bytes]] = []
         self.port = free_port()
         self.master = f"spark://127.0.0.1:{self.port}"
@@ -49,7 +52,9 @@ class Standalone:
         log = self.start("Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
         wait_for(lambda: "I have been elected leader" in log.read_text(), "the master leads", 90)
         for _ in range(2):
-            self.start("Worker", self.master, "--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--webui-port", "0")
+            self.start(
+                "Worker", self.master, "--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--webui-port", "0"
+            )
         wait_for(lambda: len(re.findall("Registering worker", log.read_text())) == 2, "two workers are registered", 90)
 
     def down(self) -> None:
@@ -85,14 +90,29 @@ def test_spark_submit_on_a_standalone_cluster(standalone: Standalone, tmp_path: 
     plants.cut_out(tmp_path / "b", max(s for s in writer.starts if s <= frame.position), frame)
     environment = {k: v for k, v in standalone.environment.items() if k != "PYTHONPATH"}
     submit = [
-        str(standalone.home / "bin" / "spark-submit"), "--master", standalone.master, "--conf", "spark.driver.host=127.0.0.1",
-        "--conf", "spark.ui.enabled=false", "--executor-memory", "512m", str(ROOT / "chronik_repl" / "spark" / "submit.py"),
-        *(f"{n}={tmp_path / n}" for n in "abc"), "--json", "--report", str(tmp_path / "report.html"),
-    ]  # fmt: skip
-    done = subprocess.run(submit, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        str(standalone.home / "bin" / "spark-submit"),
+        "--master",
+        standalone.master,
+        "--conf",
+        "spark.driver.host=127.0.0.1",
+        "--conf",
+        "spark.ui.enabled=false",
+        "--executor-memory",
+        "512m",
+        str(ROOT / "chronik_repl" / "spark" / "submit.py"),
+        *(f"{n}={tmp_path / n}" for n in "abc"),
+        "--json",
+        "--report",
+        str(tmp_path / "report.html"),
+    ]
+    done = subprocess.run(
+        submit, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 1, done.stderr[-3000:]
     report = json.loads(done.stdout)
-    assert [(d["copy"], d["kind"], d["start"], d["end"]) for d in report["differences"]] == [("b", "missing", frame.position, frame.end)]
+    assert [(d["copy"], d["kind"], d["start"], d["end"]) for d in report["differences"]] == [
+        ("b", "missing", frame.position, frame.end)
+    ]
     assert report["records"] == 80_000
     assert (tmp_path / "report.html").exists()
     assert len(list((tmp_path / "work").glob("app-*/*"))) == 2  # an executor on each worker

@@ -1,4 +1,6 @@
-"""What the check says of copies that are behind, gone, foreign, unreadable, or proved before. It never says "same" unseen."""
+"""What the check says of copies that are behind, gone, foreign, unreadable, or proved before. It never says "same"
+unseen.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from chronik_repl.errors import ConfigError
+from chronik_repl.positions import Position
 from chronik_repl.spark import commands, parity, storage
 from chronik_repl.spark.page import as_page
 from chronik_repl.spark.parity import CannotTell, Options, run
 from chronik_repl.spark.report import as_json
 from chronik_repl.spark.verdict import Report
 from chronik_repl.wal import segment
-from chronik_repl.wal.segment import Position
 from tests.spark import plants
 from tests.spark.logs import Writer, batch, copy_log, write_mark
 
@@ -66,8 +69,10 @@ class Leader:
         leader = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802
-                body = json.dumps({"cluster_id": leader.cluster_id, "role": leader.role, "log": leader.log, "more": 1}).encode()
+            def do_GET(self) -> None:
+                body = json.dumps(
+                    {"cluster_id": leader.cluster_id, "role": leader.role, "log": leader.log, "more": 1}
+                ).encode()
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(body)
@@ -142,9 +147,13 @@ def test_bytes_missing_below_the_own_mark_are_damage(spark: Any, copies: tuple[W
     writer, paths = copies
     start = writer.starts[-1]
     lost = [f for f in writer.written if f.position >= start][3:]
-    plants.edit(paths["c"], start, lambda s: s[: lost[0].position - start] + bytearray(len(s)))  # zeros, but the mark is high
+    plants.edit(
+        paths["c"], start, lambda s: s[: lost[0].position - start] + bytearray(len(s))
+    )  # zeros, but the mark is high
     report = run(spark, of(paths))
-    assert [(d.copy, d.kind, d.start, d.end) for d in report.differences] == [("c", "damaged", lost[0].position, writer.position)]
+    assert [(d.copy, d.kind, d.start, d.end) for d in report.differences] == [
+        ("c", "damaged", lost[0].position, writer.position)
+    ]
     assert report.exit_code == 1
 
 
@@ -171,7 +180,9 @@ def test_retention_during_the_run_is_no_difference(
     # The same without a committed log start: a copy has lost a segment.
     leader.log["start"], leader.later = 0, {}
     report = run(spark, of(paths, leader=leader.url))
-    assert [(d.copy, d.kind, d.start, d.end) for d in report.differences] == [("b", "missing", writer.starts[1], writer.starts[2])]
+    assert [(d.copy, d.kind, d.start, d.end) for d in report.differences] == [
+        ("b", "missing", writer.starts[1], writer.starts[2])
+    ]
 
 
 def test_offline_the_log_itself_tells_its_start(spark: Any, tmp_path: Path) -> None:
@@ -219,7 +230,9 @@ def test_what_was_proved_is_not_read_again(spark: Any, copies: tuple[Writer, dic
     assert fourth.bytes_read < 2 * writer.position
 
 
-def test_a_new_copy_that_differs_from_what_was_proved(spark: Any, copies: tuple[Writer, dict[str, Path]], tmp_path: Path) -> None:
+def test_a_new_copy_that_differs_from_what_was_proved(
+    spark: Any, copies: tuple[Writer, dict[str, Path]], tmp_path: Path
+) -> None:
     writer, paths = copies
     state = str(tmp_path / "state")
     assert run(spark, of({n: paths[n] for n in "ab"}, state=state)).verdict == "same"
@@ -236,7 +249,9 @@ def test_damage_in_every_copy_is_seen(spark: Any, copies: tuple[Writer, dict[str
     for folder in paths.values():
         plants.flip(folder, start, frame.end - 4)
     report = run(spark, of(paths))
-    assert {(d.copy, d.kind, d.start, d.end) for d in report.differences} == {(n, "damaged", frame.position, frame.end) for n in "abc"}
+    assert {(d.copy, d.kind, d.start, d.end) for d in report.differences} == {
+        (n, "damaged", frame.position, frame.end) for n in "abc"
+    }
 
 
 def test_a_log_that_is_wrong_everywhere_is_not_called_the_same(spark: Any, tmp_path: Path) -> None:
@@ -281,7 +296,9 @@ def test_a_file_system_that_only_spark_reads(spark: Any, copies: tuple[Writer, d
     frame = writer.written[77]
     plants.cut_out(paths["b"], max(s for s in writer.starts if s <= frame.position), frame)
     report = run(spark, options)
-    assert [(d.copy, d.kind, d.start, d.end) for d in report.differences] == [("b", "missing", frame.position, frame.end)]
+    assert [(d.copy, d.kind, d.start, d.end) for d in report.differences] == [
+        ("b", "missing", frame.position, frame.end)
+    ]
 
 
 def test_the_report_as_json_and_as_a_page(spark: Any, copies: tuple[Writer, dict[str, Path]]) -> None:
@@ -292,7 +309,11 @@ def test_the_report_as_json_and_as_a_page(spark: Any, copies: tuple[Writer, dict
     report = run(spark, of(paths))
     again = json.loads(as_json(report))
     assert again["verdict"] == "different"
-    assert again["differences"][0] | {"ranges": []} == again["differences"][0] | {"ranges": [], "copy": "b", "start": frame.position}
+    assert again["differences"][0] | {"ranges": []} == again["differences"][0] | {
+        "ranges": [],
+        "copy": "b",
+        "start": frame.position,
+    }
     page = as_page(report)
     for outside in ("http:", "https:", "src=", "@import", "url(/"):
         assert outside not in page
@@ -301,7 +322,9 @@ def test_the_report_as_json_and_as_a_page(spark: Any, copies: tuple[Writer, dict
     assert "<rect class='bad'" in page
 
 
-def test_the_command(spark: Any, copies: tuple[Writer, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_command(
+    spark: Any, copies: tuple[Writer, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     """All but the start of Spark, which this session has already done."""
     import argparse
 
@@ -332,10 +355,15 @@ class _Unstoppable:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["a=/x"], "at least two"), (["a=/x", "b"], "NAME=PATH"), (["a=/x", "a=/y"], "taken"), (["all=/x", "b=/y"], "not allowed")],
+    [
+        (["a=/x"], "at least two"),
+        (["a=/x", "b"], "NAME=PATH"),
+        (["a=/x", "a=/y"], "taken"),
+        (["all=/x", "b=/y"], "not allowed"),
+    ],
 )
 def test_wrong_words(words: list[str], message: str) -> None:
-    with pytest.raises(commands.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         commands.parse_copies(words)
 
 

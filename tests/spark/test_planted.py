@@ -1,4 +1,6 @@
-"""Known kinds of damage, all in one log of millions of records and one run: each is found and named exactly, and nothing else."""
+"""Known kinds of damage, all in one log of millions of records and one run: each is found and named exactly, and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -114,15 +116,23 @@ class Planted:
 
         before = f[7][60]  # an extra frame, right in itself and rightly chained to the one before it
         extra, _ = encode(
-            topic_prefix("orders-9"), 0, 500, plants.fields_of(before)[3], Kind.DATA, 1, before.end, plants.checksum_of(before), 0,
+            topic_prefix("orders-9"),
+            0,
+            500,
+            plants.fields_of(before)[3],
+            Kind.DATA,
+            1,
+            before.end,
+            plants.checksum_of(before),
+            0,
             (struct.pack(">qii", 0, len(self.raw) - 12, 1), self.raw[16:]),
-        )  # fmt: skip
+        )
         plants.put_in(c, s[7], before.end, extra)
         self.expected.append(("c", "extra", before.end, before.end + len(extra), (Range("orders-9", 0, 0, 500),)))
 
-        first, second = f[8][70], f[8][71]
-        plants.swap(b, s[8], first, second)
-        self.expect("b", "out of order", first.position, second.end, first, second)
+        one, two = f[8][70], f[8][71]
+        plants.swap(b, s[8], one, two)
+        self.expect("b", "out of order", one.position, two.end, one, two)
 
         frame = f[9][80]
         plants.put_in(c, s[9], frame.end, frame.raw)
@@ -160,12 +170,21 @@ class Planted:
     def _stale_tail(self, start: int) -> None:
         """c was cut off before epoch 2 began and went on alone for a while in epoch 1."""
         position, chain, raws, frames = self.old_epoch_ends, self.old_chain, b"", []
-        time_ms = plants.fields_of([w for w in self.writer.written if w.end == position][0])[3]
+        time_ms = plants.fields_of(next(w for w in self.writer.written if w.end == position))[3]
         for number in range(200):
             base = self.old_offsets["orders-1", 0] + number * RECORDS_A_BATCH
             head = struct.pack(">qii", base, len(self.raw) - 12, 1)
             raw, chain = encode(
-                topic_prefix("orders-1"), base, RECORDS_A_BATCH, time_ms, Kind.DATA, 1, position, chain, 0, (head, self.raw[16:])
+                topic_prefix("orders-1"),
+                base,
+                RECORDS_A_BATCH,
+                time_ms,
+                Kind.DATA,
+                1,
+                position,
+                chain,
+                0,
+                (head, self.raw[16:]),
             )
             if position + len(raw) > self.writer.position:
                 break

@@ -6,12 +6,14 @@ import json
 import struct
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chronik_repl.errors import CorruptLog
+from chronik_repl.positions import Position
 from chronik_repl.spark.filters import Wanted
 from chronik_repl.wal import segment
 from tests.spark import plants
@@ -48,7 +50,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Any,
     writer.close(spare_bytes=5000)
     starts = [*writer.starts, writer.position]
     chain = 0
-    for start, end in zip(starts[:-2], starts[1:-1], strict=True):
+    for start, end in pairwise(starts[:-1]):
         frames = [f for f in writer.written if start <= f.position < end]
         (folder / "wal" / f"{start:020d}.idx").write_bytes(index_of(frames, start, chain).encode())
         chain = plants.checksum_of(frames[-1])
@@ -67,24 +69,36 @@ def read(spark: Any) -> Callable[..., Any]:
     return load
 
 
-def test_records_of_every_compression_come_back(read: Callable[..., Any], log: tuple[Path, list[tuple[Any, ...]]]) -> None:
+def test_records_of_every_compression_come_back(
+    read: Callable[..., Any], log: tuple[Path, list[tuple[Any, ...]]]
+) -> None:
     folder, rows = log
     found = [
         (
-            None if r.key is None else bytes(r.key), None if r.value is None else bytes(r.value), r.topic, r.partition, r.offset,
+            None if r.key is None else bytes(r.key),
+            None if r.value is None else bytes(r.value),
+            r.topic,
+            r.partition,
+            r.offset,
             round(r.timestamp.timestamp() * 1000),
             [(h.key, None if h.value is None else bytes(h.value)) for h in r.headers or []],
         )
         for r in read(folder).collect()
-    ]  # fmt: skip
+    ]
     assert sorted(found, key=lambda r: r[2:5]) == sorted(rows, key=lambda r: r[2:5])
 
 
 def test_the_schema_is_the_one_of_kafkas_source(read: Callable[..., Any], log: tuple[Path, Any]) -> None:
     assert read(log[0]).dtypes == [
-        ("key", "binary"), ("value", "binary"), ("topic", "string"), ("partition", "int"), ("offset", "bigint"),
-        ("timestamp", "timestamp"), ("timestampType", "int"), ("headers", "array<struct<key:string,value:binary>>"),
-    ]  # fmt: skip
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestampType", "int"),
+        ("headers", "array<struct<key:string,value:binary>>"),
+    ]
 
 
 def test_a_narrower_schema_is_read_as_asked(spark: Any, read: Callable[..., Any], log: tuple[Path, Any]) -> None:
@@ -104,7 +118,9 @@ def test_frames_are_a_table_too(read: Callable[..., Any], log: tuple[Path, Any])
     assert [r.position for r in first] == [0, 93]
 
 
-def test_filters_reach_the_reader(read: Callable[..., Any], log: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path) -> None:
+def test_filters_reach_the_reader(
+    read: Callable[..., Any], log: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path
+) -> None:
     folder, rows = log
 
     def cost(**options: str) -> int:
@@ -125,12 +141,18 @@ def test_filters_reach_the_reader(read: Callable[..., Any], log: tuple[Path, lis
     assert cost(metrics=late) < cost(metrics=everything) / 2
 
 
-def test_filters_that_only_spark_can_judge_are_left_to_it(read: Callable[..., Any], log: tuple[Path, list[tuple[Any, ...]]]) -> None:
+def test_filters_that_only_spark_can_judge_are_left_to_it(
+    read: Callable[..., Any], log: tuple[Path, list[tuple[Any, ...]]]
+) -> None:
     folder, rows = log
-    found = read(folder).filter("topic in ('t-gzip', 't-none') and partition >= 1 and (offset < 5 or value like 'value 9%')")
+    found = read(folder).filter(
+        "topic in ('t-gzip', 't-none') and partition >= 1 and (offset < 5 or value like 'value 9%')"
+    )
     wanted = [
-        r for r in rows if r[2] in ("t-gzip", "t-none") and r[3] >= 1 and (r[4] < 5 or (r[1] or b"").startswith(b"value 9"))
-    ]  # fmt: skip
+        r
+        for r in rows
+        if r[2] in ("t-gzip", "t-none") and r[3] >= 1 and (r[4] < 5 or (r[1] or b"").startswith(b"value 9"))
+    ]
     assert found.count() == len(wanted)
     assert read(folder).filter("topic like 't-s%'").count() == len(rows) // 5
     assert read(folder).filter("topic = 'nobody'").count() == 0
@@ -142,7 +164,7 @@ def test_only_what_is_below_the_high_watermark_is_read(read: Callable[..., Any],
     for _ in range(10):
         writer.data("t", 0, raw, 10)
     writer.close()
-    with open(tmp_path / "node" / "wal" / segment.segment_name(segment.Position(0)), "rb+") as file:
+    with open(tmp_path / "node" / "wal" / segment.segment_name(Position(0)), "rb+") as file:
         write_mark(file, 8, writer.position, writer.written[5].end)
     assert read(tmp_path / "node").count() == 40
     assert read(tmp_path / "node", upto="durable").count() == 100
@@ -159,9 +181,9 @@ def test_damage_is_raised_and_never_skipped(tmp_path: Path) -> None:
     plants.flip(tmp_path / "node", 0, frame.end - 3)
     source = ChronikSource({"path": str(tmp_path / "node")})
     reader = source.reader(source.schema())
+    (task,) = reader.partitions()
     with pytest.raises(CorruptLog, match=str(frame.position)):
-        for task in reader.partitions():
-            list(reader.read(task))
+        list(reader.read(task))
 
 
 def test_an_index_that_leads_elsewhere_is_not_believed(tmp_path: Path) -> None:
@@ -178,7 +200,9 @@ def test_an_index_that_leads_elsewhere_is_not_believed(tmp_path: Path) -> None:
     index = index_of(frames, 0, 0)
     for key, rows in index.rows.items():  # every entry points one byte too far
         index.rows[key] = bytearray(
-            b"".join(struct.pack(">qqIIII", *row[:2], row[2] + 1, *row[3:]) for row in struct.iter_unpack(">qqIIII", rows))
+            b"".join(
+                struct.pack(">qqIIII", *row[:2], row[2] + 1, *row[3:]) for row in struct.iter_unpack(">qqIIII", rows)
+            )
         )
     (tmp_path / "node" / "wal" / f"{0:020d}.idx").write_bytes(index.encode())
     source = ChronikSource({"path": str(tmp_path / "node")})
@@ -193,7 +217,13 @@ def test_filters_as_bounds() -> None:
     wanted = Wanted()
     assert not wanted
     left = wanted.take(
-        [IsNotNull(("topic",)), EqualTo(("topic",), "a"), In(("partition",), (1, 2)), GreaterThan(("offset",), 10), Not(EqualTo(("value",), b"x"))]
+        [
+            IsNotNull(("topic",)),
+            EqualTo(("topic",), "a"),
+            In(("partition",), (1, 2)),
+            GreaterThan(("offset",), 10),
+            Not(EqualTo(("value",), b"x")),
+        ]
     )
     assert [type(f).__name__ for f in left] == ["GreaterThan", "Not"]
     assert wanted

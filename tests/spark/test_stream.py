@@ -1,4 +1,6 @@
-"""The log as a stream: positions as offsets, limits, and into Parquet with kill -9 in the middle, as the documentation shows it."""
+"""The log as a stream: positions as offsets, limits, and into Parquet with kill -9 in the middle, as the
+documentation shows it.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +95,11 @@ def documented_pipeline(folder: Path, log: Path) -> Path:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parity.md").read_text(), re.DOTALL)
     code = next(b for b in blocks if "readStream" in b)
     for old, new in (
-        ("/var/lib/chronik", str(log)), ("/lake/log.checkpoint", str(folder / "checkpoint")), ("/lake/log", str(folder / "table")),
+        ("/var/lib/chronik", str(log)),
+        ("/lake/log.checkpoint", str(folder / "checkpoint")),
+        ("/lake/log", str(folder / "table")),
         ("64 * 1024 * 1024", "40000"),
-    ):  # fmt: skip
+    ):
         assert old in code
         code = code.replace(old, new)
     script = folder / "pipeline.py"
@@ -107,21 +111,28 @@ def test_into_parquet_with_kill_9_every_record_once(spark: Any, tmp_path: Path) 
     writer = make_log(tmp_path / "node", 1000)
     script = documented_pipeline(tmp_path, tmp_path / "node")
     environment = {
-        **os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_SUBMIT_ARGS": "--master local[2] --conf spark.ui.enabled=false --conf spark.sql.python.filterPushdown.enabled=true "
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_SUBMIT_ARGS": "--master local[2] --conf spark.ui.enabled=false "
+        "--conf spark.sql.python.filterPushdown.enabled=true "
         "--conf spark.driver.host=127.0.0.1 pyspark-shell",
-    }  # fmt: skip
+    }
 
     def start() -> subprocess.Popen[bytes]:
         with open(tmp_path / "pipeline.log", "ab") as log:
-            return subprocess.Popen([sys.executable, str(script)], env=environment, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                [sys.executable, str(script)], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
 
     def committed() -> int:
         """The position up to which batches are committed."""
         done = {p.name for p in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")}
         ends = [
-            json.loads((tmp_path / "checkpoint" / "offsets" / name).read_text().splitlines()[-1])["position"] for name in done
-        ]  # fmt: skip
+            json.loads((tmp_path / "checkpoint" / "offsets" / name).read_text().splitlines()[-1])["position"]
+            for name in done
+        ]
         return max(ends, default=0)
 
     running = start()
