@@ -81,6 +81,7 @@ class Committer:
         self._stale = trio.Event()
         self._spare_wanted = trio.Event()
         self._spare_ready: trio.Event | None = None
+        self._spare_hurry = trio.Event()  # someone waits for it
         self._spare_exists = False
         self._making = False
         self._space_checked_s = -1.0
@@ -205,6 +206,7 @@ class Committer:
 
     async def _make(self, segment: Segment) -> File:
         if self._spare_ready is not None and self.current is not None:
+            self._spare_hurry.set()
             await self._spare_ready.wait()
         self._making = True  # from here on the spare is this segment's, until it has another name
         try:
@@ -290,8 +292,9 @@ class Committer:
             room = self._disk.free_bytes() - size >= self._settings.min_free_bytes
             if room and not self._spare_exists and not self._making:
                 ready = self._spare_ready = trio.Event()
+                self._spare_hurry = trio.Event()
                 try:
-                    await self._disk.preallocate(SPARE, size)
+                    await self._disk.preallocate(SPARE, size, hurry=self._spare_hurry)
                     self._spare_exists = True
                 except DiskFull:
                     self.full = True

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 IOV_MAX = 1024  # buffers that one pwritev takes
 FILL_STEP = 1024 * 1024
+SMALL_READ = 256 * 1024
 SWITCH_INTERVAL_S = 0.0005
 _ZEROS = memoryview(bytes(FILL_STEP))
 
@@ -72,8 +73,9 @@ class Disk(Protocol):
     async def list(self, folder: str) -> dict[str, int]:
         """File name → size; {} for a folder that is not there. "" is the data directory itself."""
 
-    async def preallocate(self, name: str, size: int) -> None:
-        """Make (or make again) a file of zeros and sync it, in paced steps of 1 MiB. Not yet in the directory for sure.
+    async def preallocate(self, name: str, size: int, *, hurry: trio.Event | None = None) -> None:
+        """Make (or make again) a file of zeros and sync it, in steps of 1 MiB with rests between them, and without once
+        `hurry` is set: then someone waits for it. Not yet in the directory for sure.
         Raises DiskFull, leaving nothing behind, where there is no space for it: that is not yet a failure."""
 
     async def zero(self, file: File, start: int, end: int) -> None:
@@ -123,6 +125,8 @@ class RealDisk:
         self._asides = itertools.count()
         self._lock_fd = -1
         self._closed = False
+        self._scratch = memoryview(bytearray(SMALL_READ))
+        self._read_at_once = 0
         self._committer: threading.Thread | None = None
         self._jobs: deque[_Job | RealFile | None] = deque()
         self._wake = -1
@@ -154,36 +158,35 @@ class RealDisk:
 
     async def read(self, file: File, at: int, size: int) -> bytes:
         assert isinstance(file, RealFile)
-        buffer = bytearray(size)
+        if size > SMALL_READ:  # the copying alone would hold up the event loop
+            return await self._in_thread(self._read, file, at, size)
+        scratch = self._scratch[:size]
         try:
-            got = os.preadv(file.fd, (buffer,), at, os.RWF_NOWAIT)
-        except BlockingIOError:
-            got = 0
+            got = os.preadv(file.fd, (scratch,), at, os.RWF_NOWAIT)
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EIO):
+            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO):
                 raise
             got = 0
         if got < size and at + got < os.fstat(file.fd).st_size:
-            with memoryview(buffer) as view:
-                got = await self._in_thread(self._read, file, at, view, got)
-        else:
+            return await self._in_thread(self._read, file, at, size)
+        data = bytes(scratch[:got])
+        # No pass of the event loop for each: a fetch is made of many small ones. But never on and on.
+        self._read_at_once += size
+        if self._read_at_once > SMALL_READ:
+            self._read_at_once = 0
             await trio.lowlevel.cancel_shielded_checkpoint()
-        if got < size:
-            del buffer[got:]
-        return bytes(buffer)
+        return data
 
-    def _read(self, file: RealFile, at: int, view: memoryview, got: int) -> int:
+    def _read(self, file: RealFile, at: int, size: int) -> bytes:
         try:
-            while got < len(view):
-                n = os.preadv(file.fd, (view[got:],), at + got)
-                if not n:
-                    break
-                got += n
+            data = os.pread(file.fd, size, at)
+            while 0 < len(data) < size and (more := os.pread(file.fd, size - len(data), at + len(data))):
+                data += more
         except OSError as error:
             raise CorruptLog(
-                f"{self.path / file.name}: cannot be read at byte {at + got}: {error.strerror}", file=file.name
+                f"{self.path / file.name}: cannot be read from byte {at} on: {error.strerror}", file=file.name
             ) from error
-        return got
+        return data
 
     async def size(self, file: File) -> int:
         assert isinstance(file, RealFile)
@@ -278,14 +281,16 @@ class RealDisk:
 
     # Everything else that changes something
 
-    async def preallocate(self, name: str, size: int) -> None:
+    async def preallocate(self, name: str, size: int, *, hurry: trio.Event | None = None) -> None:
         self._check()
+        hurry = trio.Event() if hurry is None else hurry
         fd = await self._change("fill", name, self._start_fill, name, size)
         try:
             for at in range(0, size, FILL_STEP):
                 started = trio.current_time()
                 await self._change("fill", name, _fill, fd, at, min(size, at + FILL_STEP))
-                await trio.sleep((trio.current_time() - started) * self._fill_pace)
+                with trio.move_on_after((trio.current_time() - started) * self._fill_pace):
+                    await hurry.wait()
         finally:
             os.close(fd)
 

@@ -2,9 +2,10 @@
  *
  *   bare_wal write DIR FILES FILE_BYTES GROUP_BYTES     -> seconds, MB/s, median and p99 of one write + fdatasync in us
  *   bare_wal read FILE BUFFER_BYTES                     -> seconds, MB/s
+ *   bare_wal random FILE SIZE COUNT                     -> reads a second
  *
- * The filling of the next file runs meanwhile, in steps of 1 MiB with a sync each, in a thread, as the log's does, and
- * counts. The first file is filled before the clock starts, on both sides. */
+ * The filling of the next file runs meanwhile, in steps of 1 MiB with a sync and a rest each, in a thread, as the log's
+ * does, and counts. The first file is filled before the clock starts, on both sides. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +34,7 @@ static void die(const char *what) {
 
 static const char *folder;
 static long file_bytes;
+static volatile int hurry; /* the writer waits for the file: no rests */
 
 static int fill(long number) {
     char name[4096];
@@ -47,7 +49,7 @@ static int fill(long number) {
         double began = now();
         if (pwrite(fd, zeros, size, at) != size) die("fill");
         if (fdatasync(fd)) die("fill sync");
-        usleep((now() - began) * 1e6);
+        if (!hurry) usleep((now() - began) * 1e6);
     }
     return fd;
 }
@@ -59,7 +61,7 @@ static long files;
 
 static void *filler(void *unused) {
     (void)unused;
-    for (long number = 1; number < files; number++) {
+    for (long number = 1; number <= files; number++) {
         int fd = fill(number);
         pthread_mutex_lock(&mutex);
         while (spare >= 0) pthread_cond_wait(&changed, &mutex);
@@ -95,7 +97,9 @@ static int write_loop(long group_bytes) {
         close(fd);
         if (number + 1 < files) {
             pthread_mutex_lock(&mutex);
+            hurry = 1;
             while (spare < 0) pthread_cond_wait(&changed, &mutex);
+            hurry = 0;
             fd = spare;
             spare = -1;
             pthread_cond_signal(&changed);
@@ -103,7 +107,6 @@ static int write_loop(long group_bytes) {
         }
     }
     double seconds = now() - began;
-    pthread_join(thread, NULL);
     qsort(took, count, sizeof *took, by_value);
     printf("%.6f %.3f %.3f %.3f\n", seconds, (double)count * group_bytes / 1e6 / seconds, took[count / 2] * 1e6,
            took[count * 99 / 100] * 1e6);
@@ -122,6 +125,21 @@ static int read_loop(const char *name, long buffer_bytes) {
     return 0;
 }
 
+static int random_loop(const char *name, long size, long count) {
+    char *buffer = malloc(size);
+    int fd = open(name, O_RDONLY);
+    if (fd < 0) die(name);
+    long blocks = lseek(fd, 0, SEEK_END) / size - 1;
+    unsigned long long dice = 88172645463325252ull;
+    double began = now();
+    for (long i = 0; i < count; i++) {
+        dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17;
+        if (pread(fd, buffer, size, (long)(dice % blocks) * size) != size) die("pread");
+    }
+    printf("%.3f\n", count / (now() - began));
+    return 0;
+}
+
 int main(int argc, char **argv) {
     if (argc == 6 && !strcmp(argv[1], "write")) {
         folder = argv[2];
@@ -130,6 +148,7 @@ int main(int argc, char **argv) {
         return write_loop(atol(argv[5]));
     }
     if (argc == 4 && !strcmp(argv[1], "read")) return read_loop(argv[2], atol(argv[3]));
-    fprintf(stderr, "bare_wal write DIR FILES FILE_BYTES GROUP_BYTES | bare_wal read FILE BUFFER_BYTES\n");
+    if (argc == 5 && !strcmp(argv[1], "random")) return random_loop(argv[2], atol(argv[3]), atol(argv[4]));
+    fprintf(stderr, "bare_wal write DIR FILES FILE_BYTES GROUP_BYTES | bare_wal read FILE BUFFER_BYTES | bare_wal random FILE SIZE COUNT\n");
     return 2;
 }

@@ -121,7 +121,7 @@ def machine() -> dict[str, Any]:
 def compile_c(name: str, folder: str) -> str:
     """scripts/benchmarks/NAME.c as a program in `folder`: the bare loop that a result is compared with."""
     program = str(Path(folder) / name)
-    subprocess.run(["cc", "-O2", "-o", program, str(HERE / f"{name}.c")], check=True)
+    subprocess.run(["cc", "-O2", "-pthread", "-o", program, str(HERE / f"{name}.c")], check=True)
     return program
 
 

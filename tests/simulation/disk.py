@@ -167,7 +167,7 @@ class SimDisk:
         entries = self.medium.folders.get(folder)
         return {n: len(self.medium.inodes[inode].seen) for n, inode in entries.seen.items()} if entries else {}
 
-    async def preallocate(self, name: str, size: int) -> None:
+    async def preallocate(self, name: str, size: int, *, hurry: trio.Event | None = None) -> None:
         self._check()
         await self._call()
         if size > self.free_bytes():
