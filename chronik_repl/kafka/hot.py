@@ -164,8 +164,10 @@ def encode_produced(
 ) -> bytes:
     """The whole answer. `leader` is told to clients that can hear it, beside every code that is not 0."""
     flexible = version >= PRODUCE_FLEXIBLE
-    if flexible and len(topics) == 1 and len(topics[0][1]) == 1 and topics[0][1][0][1::4] == (0, None):
-        return _encode_one_produced(correlation_id, *topics[0])
+    if flexible and len(topics) == 1 and len(topics[0][1]) == 1:
+        topic, (one,) = topics[0]
+        if one.code == 0 and one.message is None:
+            return _encode_one_produced(correlation_id, topic, one)
     pieces: list[bytes] = [b""]
     add = pieces.append
     add(_I32.pack(correlation_id) + b"\0" if flexible else _I32.pack(correlation_id))
@@ -202,9 +204,9 @@ def encode_produced(
     return b"".join(pieces)
 
 
-def _encode_one_produced(correlation_id: int, topic: str, partitions: Sequence[Produced]) -> bytes:
+def _encode_one_produced(correlation_id: int, topic: str, one: Produced) -> bytes:
     """One partition, no error, in the flexible versions: what most answers are."""
-    index, code, base_offset, timestamp_ms, log_start, _ = partitions[0]
+    index, code, base_offset, timestamp_ms, log_start, _ = one
     name = topic.encode()
     size = len(name)
     if size > 126:
