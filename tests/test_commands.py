@@ -1,0 +1,176 @@
+"""`chronik` in front of a real leader and follower, and the programs' own first and last words."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronik_repl.demo.cluster import Cluster, Node
+from chronik_repl.demo.shop import Shop
+
+PROGRAMS = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = Cluster(tmp_path_factory.mktemp("cluster"), followers=1)
+    try:
+        running.start()
+        shop = Shop(running.leader.kafka, 200)
+        shop.open()
+        running.wait("orders were acked", lambda: shop.acked > 100)
+        shop.close()
+        assert shop.check(running.leader.kafka) == ""
+        yield running
+    finally:
+        running.stop()
+
+
+def chronik(*arguments: str | Path, code: int = 0, **variables: str) -> str:
+    environ = {"PATH": os.environ["PATH"], "COLUMNS": "120", **variables}
+    command = [str(PROGRAMS / "chronik"), *map(str, arguments)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr if code else done.stdout
+
+
+def chronik_json(*arguments: str | Path, code: int = 0, **variables: str) -> Any:
+    return json.loads(chronik(*arguments, "--json", code=code, **variables))
+
+
+def test_status_by_socket_by_http_and_by_environment(cluster: Cluster) -> None:
+    leader = cluster.leader
+    by_socket = chronik_json("status", "--data-dir", leader.data_dir)
+    by_http = chronik_json("status", "--http", leader.http)
+    by_environment = chronik_json("status", CHRONIK_DATA_DIR=str(leader.data_dir))
+    for status in (by_socket, by_http, by_environment):
+        assert (status["node_id"], status["role"], status["mode"]) == (1, "leader", "sync")
+        assert [follower["node_id"] for follower in status["followers"]] == [2]
+    text = chronik("status", "--http", leader.http)
+    for part in ("leader in epoch", "ready", "acks=all", "streaming", "same to"):
+        assert part in text
+
+
+def test_topics_and_groups(cluster: Cluster) -> None:
+    where = ("--data-dir", cluster.leader.data_dir)
+    (topic,) = chronik_json("topics", *where)["topics"]
+    assert topic["topic"] == "orders"
+    assert len(topic["partitions"]) == 3
+    assert sum(one["high_watermark"] for one in topic["partitions"]) > 100
+    assert chronik_json("topics", "orders", "--http", cluster.followers[0].http)["topics"] == [topic]
+    assert "orders" in chronik("topics", *where)
+    assert "there is no topic nope" in chronik("topics", "nope", *where, code=2)
+    assert isinstance(chronik_json("groups", *where)["groups"], list)
+    chronik("groups", *where)
+
+
+def test_members(cluster: Cluster) -> None:
+    listed = chronik_json("members", "--data-dir", cluster.leader.data_dir)["members"]
+    assert sorted(member["node_id"] for member in listed) == [1, 2]
+    assert "127.0.0.1" in chronik("members", "--data-dir", cluster.leader.data_dir)
+    assert "whom?" in chronik("members", "remove", "--data-dir", cluster.leader.data_dir, code=2)
+
+
+@pytest.mark.parametrize("command", ["status", "topics", "groups"])
+def test_nobody_there_is_said_and_what_to_do(command: str, tmp_path: Path) -> None:
+    assert "Give its HTTP address with --http" in chronik(command, "--http", "127.0.0.1:1", code=2)
+    assert "no node runs in" in chronik(command, "--data-dir", tmp_path, code=2)
+
+
+@pytest.mark.parametrize("command", ["members", "promote"])
+def test_what_acts_needs_to_know_where(command: str, tmp_path: Path) -> None:
+    assert "CHRONIK_DATA_DIR" in chronik(command, code=2)
+    assert "no node runs in" in chronik(command, "--data-dir", tmp_path, code=2)
+
+
+def test_certificates(tmp_path: Path) -> None:
+    made = chronik("certs", tmp_path / "certs", "1", "2", "--host", "node1.example").split()
+    assert {Path(name).name for name in made} == {
+        "ca.pem",
+        "ca.key",
+        "node-1.pem",
+        "node-1.key",
+        "node-2.pem",
+        "node-2.key",
+    }
+    assert (tmp_path / "certs" / "node-1.key").stat().st_mode & 0o077 == 0
+    assert "is there already" in chronik("certs", tmp_path / "certs", "1", code=2)
+
+
+def test_a_backup_starts_as_a_node(cluster: Cluster, tmp_path: Path) -> None:
+    node = Node(9, "follower", tmp_path)
+    chronik("backup", cluster.followers[0].data_dir, node.data_dir)
+    try:
+        node.start()
+        copied = node.status()
+    finally:
+        node.stop()
+    assert copied["log"]["end"] > 0
+    assert copied["cluster_id"] == cluster.leader.status()["cluster_id"]
+    assert copied["directory_id"] != cluster.followers[0].status()["directory_id"]
+
+
+def test_promote_hands_over_and_back(cluster: Cluster) -> None:
+    follower = cluster.followers[0]
+    for node in (follower, cluster.leader):
+        chronik("promote", "--data-dir", node.data_dir)
+        cluster.wait(f"node {node.node_id} led", lambda node=node: node.status()["role"] == "leader")  # type: ignore[misc]
+
+
+def start(program: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
+    environ = {
+        "PATH": os.environ["PATH"],
+        "CHRONIK_NODE_ID": "1",
+        "CHRONIK_DATA_DIR": str(folder / "data"),
+        "CHRONIK_KAFKA_BIND_ADDR": "127.0.0.1:0",
+        "CHRONIK_HTTP_BIND_ADDR": "127.0.0.1:0",
+        "CHRONIK_WAL_RECEIVER_BIND_ADDR": "127.0.0.1:0",
+        "CHRONIK_MIN_FREE_BYTES": "1MiB",
+        **variables,
+    }
+    return subprocess.Popen([PROGRAMS / program], env=environ, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("variable", [f"CHRONIK_{door}_BIND_ADDR" for door in ("HTTP", "KAFKA", "WAL_RECEIVER")])
+def test_a_port_in_use_ends_the_program_with_a_clear_message(variable: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        process = start("chronik-follower", tmp_path, **{variable: address})
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 2, said
+    assert address in said
+    assert "already in use" in said
+    assert "Traceback" not in said
+
+
+def test_a_wrong_variable_ends_the_program_with_all_that_is_wrong(tmp_path: Path) -> None:
+    process = start("chronik-leader", tmp_path, CHRONIK_LOG_LEVEL="loud", CHRONIK_NODE_ID="0")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "CHRONIK_LOG_LEVEL=loud" in said
+    assert "CHRONIK_NODE_ID=0" in said
+
+
+def test_systemd_hears_of_readiness_and_of_the_end(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        path = str(tmp_path / "notify")
+        supervisor.bind(path)
+        supervisor.settimeout(30)
+        process = start("chronik-leader", tmp_path, NOTIFY_SOCKET=path)
+        try:
+            assert supervisor.recv(4096).startswith(b"READY=1")
+            process.terminate()
+            assert supervisor.recv(4096).startswith(b"STOPPING=1")
+            _, said = process.communicate(timeout=30)
+            assert process.returncode == 0, said
+        finally:
+            process.kill()
+            process.wait()
