@@ -166,7 +166,7 @@ class Hadoop:
             raise StorageError(f"{folder}: {error.java_exception.toString()}") from error
 
     def read(self, path: str, at: int, size: int) -> bytes | None:
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JJavaError
 
         try:
             system, where = self._open(path)
