@@ -24,7 +24,6 @@ from chronik_repl.kafka import (
     sasl,
     topics,
 )
-from chronik_repl.kafka.budget import Budget
 from chronik_repl.kafka.codec import (
     ApiKey,
     ApiVersionsResponse,
@@ -33,7 +32,7 @@ from chronik_repl.kafka.codec import (
     encode_response,
 )
 from chronik_repl.kafka.codes import Code
-from chronik_repl.kafka.connection import Connection
+from chronik_repl.kafka.connection import Connection, Shared
 from chronik_repl.kafka.context import Api, Context, Door
 
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
@@ -43,11 +42,11 @@ API_VERSIONS_HIGHEST = 3
 class Apis:
     """All that one server answers."""
 
-    def __init__(self, door: Door, receiving: Budget, sending: Budget) -> None:
+    def __init__(self, door: Door, shared: Shared) -> None:
         self.producing = produce.Producing(door)
-        self.fetching = fetch.Fetching(door, sending)
+        self.fetching = fetch.Fetching(door, shared.sending)
         self._door = door
-        self._receiving = receiving
+        self._receiving = shared.receiving
         self._meters = door.meters
         rows = (
             Api(API_VERSIONS, 0, API_VERSIONS_HIGHEST, self._api_versions, before_login=True),

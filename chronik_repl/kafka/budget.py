@@ -11,17 +11,24 @@ import trio
 
 
 class Budget:
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, gauge: dict[tuple[str, ...], float] | None = None) -> None:
+        """`gauge` shows what is held, together with what else is counted in it."""
         self.bytes_max = bytes_max
         self.held = 0
+        self._gauge: dict[tuple[str, ...], float] = {} if gauge is None else gauge
+        self._gauge.setdefault((), 0)
         self._queue: deque[tuple[int, trio.Event]] = deque()
 
     def take_now(self, size: int) -> bool:
         """True if there was room. A claim larger than the whole budget gets it when nobody else holds anything."""
         if self._queue or (self.held and self.held + size > self.bytes_max):
             return False
-        self.held += size
+        self._hold(size)
         return True
+
+    def take_anyway(self, size: int) -> None:
+        """For what turned out larger than was asked for."""
+        self._hold(size)
 
     async def take(self, size: int) -> None:
         if self.take_now(size):
@@ -39,7 +46,7 @@ class Budget:
             raise
 
     def give_back(self, size: int) -> None:
-        self.held -= size
+        self._hold(-size)
         assert self.held >= 0
         if self._queue:
             self._serve()
@@ -50,5 +57,9 @@ class Budget:
             if self.held and self.held + size > self.bytes_max:
                 return
             self._queue.popleft()
-            self.held += size
+            self._hold(size)
             event.set()
+
+    def _hold(self, size: int) -> None:
+        self.held += size
+        self._gauge[()] += size

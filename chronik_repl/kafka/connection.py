@@ -26,6 +26,7 @@ from chronik_repl.kafka.budget import Budget
 from chronik_repl.kafka.context import KIB, MIB, Client, Limits
 from chronik_repl.kafka.poller import Poller
 from chronik_repl.kafka.wire import Buffer, Wire, rest_of
+from chronik_repl.meters import Meters
 
 SMALL = 16 * KIB  # an idle connection's buffer
 LARGE = MIB + 64 * KIB  # holds what librdkafka sends at most by default
@@ -95,25 +96,32 @@ class Buffers:
             self._free.append(buffer)
 
 
+class Shared:
+    """What the connections of one server have in common."""
+
+    def __init__(self, limits: Limits, meters: Meters) -> None:
+        inflight = meters.values["kafka_inflight_bytes"]
+        self.limits = limits
+        self.receiving = Budget(limits.receiving_bytes_max, inflight)
+        self.sending = Budget(limits.sending_bytes_max, inflight)
+        self.buffers = Buffers()
+        self.poller = Poller()
+        self.received_bytes = meters.values["kafka_received_bytes"]
+        self.sent_bytes = meters.values["kafka_sent_bytes"]
+        self.received_bytes.setdefault((), 0)
+        self.sent_bytes.setdefault((), 0)
+
+
 class Connection:
-    def __init__(
-        self,
-        wire: Wire,
-        client: Client,
-        limits: Limits,
-        receiving: Budget,
-        sending: Budget,
-        buffers: Buffers,
-        poller: Poller | None = None,
-    ) -> None:
-        """`poller`: for a wire that has a socket to poll, and whose `receive_now` works."""
+    def __init__(self, wire: Wire, client: Client, shared: Shared, *, polled: bool) -> None:
+        """`polled`: the wire has a socket that the poller watches, and its `receive_now` works."""
         self.client = client
         self.scope = trio.CancelScope()
-        self.received_bytes = self.sent_bytes = 0
         self._wire = wire
-        self._limits = limits
-        self._receiving, self._sending = receiving, sending
-        self._buffers = buffers
+        self._limits = shared.limits
+        self._receiving, self._sending = shared.receiving, shared.sending
+        self._received_bytes, self._sent_bytes = shared.received_bytes, shared.sent_bytes
+        self._buffers = shared.buffers
         self._answers: deque[Answer] = deque()
         self._waiting_bytes = 0  # of the receiving budget, in requests that wait for their answer
         self._unsent: list[Buffer] = []
@@ -121,7 +129,7 @@ class Connection:
         self._writer: trio.Event = trio.Event()
         self._room: trio.Event | None = None
         self._closed = False
-        self._poller = poller
+        self._poller = shared.poller if polled else None
         self._use(bytearray(SMALL))
         self._start = self._end = 0  # of what is in the buffer and not handled
         self._wanted = HEAD.size
@@ -131,7 +139,7 @@ class Connection:
         self._error: Exception | None = None  # what its wake-up raises
         self._handler: Handler
         self._opened = self._began = trio.current_time()  # `began`: the request that is being read, or the silence
-        self.due = self._began + limits.idle_timeout_s
+        self.due = self._began + shared.limits.idle_timeout_s
 
     # ------------------------------------------------------------------------------------------------ answers
 
@@ -165,7 +173,7 @@ class Connection:
                 self._sending.give_back(held)
                 self.scope.cancel()
                 return
-            self.sent_bytes += sent
+            self._sent_bytes[()] += sent
             unsent = rest_of(ready, sent)
             if unsent:
                 self._unsent, self._unsent_held = unsent, held
@@ -186,7 +194,7 @@ class Connection:
                     await self._wire.send(self._unsent)
                 if scope.cancelled_caught:
                     raise TooSlow(f"the client did not read {size} bytes in time")
-                self.sent_bytes += size
+                self._sent_bytes[()] += size
                 self._sending.give_back(self._unsent_held)
                 self._unsent, self._unsent_held = [], 0
                 self.flush()
@@ -358,7 +366,7 @@ class Connection:
         elif self._end == 0:
             self._began = trio.current_time()
         self._end += count
-        self.received_bytes += count
+        self._received_bytes[()] += count
 
     def _wake(self) -> None:
         if self._parked is not None:

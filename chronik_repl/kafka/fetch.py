@@ -91,7 +91,7 @@ class Fetching:
             try:
                 topics, size, final, failed = await self._collect(request, bytes_max)
                 if size > held:  # one batch that is larger than all that was asked for
-                    self._sending.held += size - held
+                    self._sending.take_anyway(size - held)
                 else:
                     self._sending.give_back(held - size)
                 held = size

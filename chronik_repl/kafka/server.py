@@ -17,12 +17,10 @@ import trio
 
 from chronik_repl.addresses import join_address, split_address
 from chronik_repl.config import Settings
-from chronik_repl.errors import ProtocolError
+from chronik_repl.errors import ConfigError, ProtocolError
 from chronik_repl.kafka.api import Apis
-from chronik_repl.kafka.budget import Budget
-from chronik_repl.kafka.connection import Buffers, Connection
+from chronik_repl.kafka.connection import Connection, Shared
 from chronik_repl.kafka.context import Client, Door, Limits
-from chronik_repl.kafka.poller import Poller
 from chronik_repl.kafka.sasl import Logins
 from chronik_repl.kafka.tls import client_context
 from chronik_repl.kafka.wire import PlainWire, TlsWire, Wire
@@ -33,6 +31,7 @@ logger = structlog.get_logger()
 BACKLOG = 512
 OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 OUT_OF_FILES_PAUSE_S = 0.1
+COMPLAINTS_A_SECOND_MAX = 10
 
 
 async def serve(
@@ -42,7 +41,7 @@ async def serve(
     limits: Limits | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Until cancelled; started with the bound "host:port". Raises ConfigError, OSError (the address), DiskFailed."""
+    """Until cancelled; started with the bound "host:port". Raises ConfigError, DiskFailed."""
     door = Door(house, settings, limits=limits)
     tls = await trio.to_thread.run_sync(client_context, settings)
     if settings.kafka_users_file is not None:
@@ -55,9 +54,9 @@ async def serve(
         bound = join_address(host, listeners[0].getsockname()[1])
         door.advertised = settings.kafka_advertised_addr or bound
         server = Server(door, tls)
-        stack.callback(server.poller.close)
+        stack.callback(server.shared.poller.close)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.poller.run)
+            nursery.start_soon(server.shared.poller.run)
             nursery.start_soon(server.apis.producing.run)
             nursery.start_soon(server.apis.fetching.run)
             nursery.start_soon(door.coordinator.run)
@@ -69,9 +68,9 @@ async def serve(
 async def _listen(address: str) -> list[socket.socket]:
     """A socket for each address that the host's name stands for, all on one port."""
     host, port = split_address(address)
-    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     try:
+        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, place in found:
             listener = socket.socket(family, kind, protocol)
             listeners.append(listener)
@@ -83,26 +82,26 @@ async def _listen(address: str) -> list[socket.socket]:
                 place = (place[0], listeners[0].getsockname()[1], *place[2:])
             listener.bind(place)
             listener.listen(BACKLOG)
-    except OSError:
+    except OSError as error:
         for listener in listeners:
             listener.close()
-        raise
+        raise ConfigError(
+            f"CHRONIK_KAFKA_BIND_ADDR={address}: {error.strerror or error}. Choose another port or host, or end the "
+            f"program that has it."
+        ) from error
     return listeners
 
 
 class Server:
     def __init__(self, door: Door, tls: ssl.SSLContext | None = None) -> None:
-        limits = door.limits
         self._door = door
         self._tls = tls
         self._meters = door.meters
-        self._receiving = Budget(limits.receiving_bytes_max)
-        self._sending = Budget(limits.sending_bytes_max)
-        self._buffers = Buffers()
         self._hosts: Counter[str] = Counter()
         self._connections = 0
-        self.poller = Poller()
-        self.apis = Apis(door, self._receiving, self._sending)
+        self._complaints = Complaints()
+        self.shared = Shared(door.limits, door.meters)
+        self.apis = Apis(door, self.shared)
 
     async def accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:
@@ -167,10 +166,10 @@ class Server:
 
     async def _converse(self, wire: Wire, client: Client) -> None:
         client.authenticated = self._door.logins is None
-        poller = self.poller if isinstance(wire, PlainWire) else None
-        connection = Connection(wire, client, self._door.limits, self._receiving, self._sending, self._buffers, poller)
+        poller = self.shared.poller
+        connection = Connection(wire, client, self.shared, polled=isinstance(wire, PlainWire))
         if isinstance(wire, PlainWire):
-            self.poller.add(wire.fileno(), connection)
+            poller.add(wire.fileno(), connection)
         try:
             with connection.scope:
                 async with trio.open_nursery() as nursery:
@@ -179,39 +178,52 @@ class Server:
                     nursery.cancel_scope.cancel()
         finally:
             if isinstance(wire, PlainWire):
-                self.poller.remove(wire.fileno())
+                poller.remove(wire.fileno())
             connection.closed()
-            self._meters.add("kafka_received_bytes", connection.received_bytes)
-            self._meters.add("kafka_sent_bytes", connection.sent_bytes)
             with trio.CancelScope(shield=True):
                 await wire.close()
 
     async def _read(self, connection: Connection) -> None:
-        client = connection.client
         try:
             await connection.read(self.apis)
         except OSError:
             pass  # the client is gone
         except ProtocolError as error:
             self._meters.add("kafka_malformed_requests")
-            logger.warning(
-                "a Kafka client's connection was closed",
-                address=client.host,
-                client=client.client_id,
-                reason=str(error),
-            )
+            self._complaints.about(connection.client, error)
 
     async def _write(self, connection: Connection) -> None:
-        client = connection.client
         try:
             await connection.write()
         except OSError:
             pass
         except ProtocolError as error:
-            logger.warning(
-                "a Kafka client's connection was closed",
-                address=client.host,
-                client=client.client_id,
-                reason=str(error),
-            )
+            self._complaints.about(connection.client, error)
         connection.scope.cancel()
+
+
+class Complaints:
+    """A line in the log for each connection that was closed, but not so many that they fill the disk."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._lines = 0
+        self._unsaid = 0
+
+    def about(self, client: Client, error: ProtocolError) -> None:
+        second = int(trio.current_time())
+        if second != self._second:
+            self._second, self._lines = second, 0
+        self._lines += 1
+        if self._lines > COMPLAINTS_A_SECOND_MAX:
+            self._unsaid += 1
+            return
+        unsaid, self._unsaid = self._unsaid, 0
+        more = {"and_before_it": f"{unsaid} more"} if unsaid else {}
+        logger.warning(
+            "a Kafka client's connection was closed",
+            address=client.host,
+            client=client.client_id,
+            reason=str(error),
+            **more,
+        )

@@ -198,7 +198,7 @@ async def fuzz(requests: int, seed: int, folder: Path, keys: Sequence[int] = ())
         for key in keys or sorted(server.apis.versions):
             name = codec.ApiKey(key).name
             answered[name] = await _one_api(server, key, requests, seed)
-        held = server._receiving.held, server._sending.held
+        held = server.shared.receiving.held, server.shared.sending.held
         assert held == (0, 0), f"bytes that nobody gave back: {held}"
         assert not server.apis.fetching._waits
         nursery.cancel_scope.cancel()
