@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
-from chronik_repl.addresses import join_address, split_address
+from chronik_repl.addresses import is_wildcard, join_address, split_address
 from chronik_repl.errors import ConfigError
 from chronik_repl.replication.network import Stream
 
@@ -103,7 +103,8 @@ class TcpNetwork:
 
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, serve, listeners)
-            task_status.started(join_address(bound[0] if port == 0 or bound[1] != port else host, bound[1]))
+            # Others cannot dial a wildcard: tell them this machine's name.
+            task_status.started(join_address(socket.gethostname() if is_wildcard(host) else host, bound[1]))
 
     async def _serve(self, stream: trio.SocketStream, handler: Callable[[Stream], Awaitable[object]]) -> None:
         served: Stream = stream

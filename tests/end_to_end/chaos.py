@@ -94,7 +94,9 @@ class Load:
 
 
 class Chaos:
-    def __init__(self, path: Path, seed: int, *, say: Say = print) -> None:
+    def __init__(self, path: Path, seed: int, *, hold: float = 1.0, say: Say = print) -> None:
+        """`hold`: how long a fault lasts, against what is usual."""
+        self._longer = hold
         self._chance = random.Random(seed)
         self._say = say
         self._stack = ExitStack()
@@ -174,7 +176,7 @@ class Chaos:
         return self._chance.choice([node for node in self.cluster.nodes.values() if node is not leader])
 
     def _hold(self, longest_s: float = 1.5) -> None:
-        time.sleep(self._chance.uniform(0.05, longest_s))
+        time.sleep(self._chance.uniform(0.05, longest_s) * self._longer)
 
     def _kill_a_follower(self) -> None:
         node = self._follower()

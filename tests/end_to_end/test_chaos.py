@@ -12,7 +12,7 @@ from tests.end_to_end.namespaces import available
 
 
 def test_chaos_of_thirty_rounds(tmp_path: Path) -> None:
-    with Chaos(tmp_path, seed=int(os.environ.get("CHRONIK_CHAOS_SEED", "7"))) as chaos:
+    with Chaos(tmp_path, seed=int(os.environ.get("CHRONIK_CHAOS_SEED", "7")), hold=0.5) as chaos:
         chaos.run(30)
 
 

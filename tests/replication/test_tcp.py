@@ -13,6 +13,7 @@ from chronik_repl.errors import ConfigError, Refused
 from chronik_repl.replication import tcp
 from chronik_repl.replication.network import Stream
 from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
+from tests.replication.cluster import Running, produce, running_cluster, until
 
 
 def network(folder: Path, node: str) -> TcpNetwork:
@@ -104,6 +105,20 @@ async def test_port_in_use_says_so() -> None:
         with pytest.raises(ConfigError, match="cannot listen on"):
             await TcpNetwork().listen(address, echo)
         nursery.cancel_scope.cancel()
+
+
+async def test_cluster_over_tls(tmp_path: Path) -> None:
+    certs.make(tmp_path / "certs", ["node-1", "node-2"])
+    async with running_cluster(tmp_path) as cluster:
+        follower = cluster.nodes[2] = Running(cluster, 2, tmp_path / "node-2", "follower", {})
+        await follower.start(network(tmp_path / "certs", "node-2"))
+        listed = {"replication_followers": follower.address, "replication_mode": "sync"}
+        leader = cluster.nodes[1] = Running(cluster, 1, tmp_path / "node-1", "leader", listed)
+        await leader.start(network(tmp_path / "certs", "node-1"))
+        await until(lambda: leader.up.accepting and leader.up.enough_replicas, "it leads")
+        for number in range(200):
+            produce(leader, b"%d" % number * 1000)
+        await cluster.same_logs()
 
 
 def test_unusable_certificates_are_a_config_error(tmp_path: Path) -> None:

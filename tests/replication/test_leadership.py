@@ -1,0 +1,205 @@
+"""Who leads: at every order of starts, after promotions, and who must not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+
+from chronik_repl.errors import CannotLead, NotLeader, Refused
+from tests.end_to_end.processes import free_port
+from tests.replication.cluster import Cluster, Running, produce, produced, running_cluster, until
+
+NODES = (1, 2, 3)
+
+
+async def prepared(cluster: Cluster, **variables: str) -> dict[int, Running]:
+    """Three nodes that know their ports and were never started."""
+    ports = {node_id: f"127.0.0.1:{free_port()}" for node_id in NODES}
+    for node_id in NODES:
+        program = "leader" if node_id == 1 else "follower"
+        mine = {"wal_receiver_bind_addr": ports[node_id], "wal_receiver_enabled": "true"}
+        if node_id == 1:
+            mine |= {"replication_followers": f"{ports[2]},{ports[3]}", "replication_mode": "sync"} | variables
+        running = Running(cluster, node_id, cluster.path / f"node-{node_id}", program, mine)  # type: ignore[arg-type]
+        cluster.nodes[node_id] = running
+    return cluster.nodes
+
+
+@pytest.mark.parametrize("order", itertools.permutations(NODES), ids=str)
+async def test_cluster_comes_up_in_every_order_of_starts(tmp_path: Path, order: tuple[int, ...]) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        nodes = await prepared(cluster)
+        for number, value in enumerate([b"founded", b"started again"]):
+            for node_id in order:
+                await nodes[node_id].start()
+                await trio.sleep(0.05)
+            await until(lambda: nodes[1].up.accepting and nodes[1].up.enough_replicas, "node 1 leads")
+            await until(lambda: len(nodes[1].up.peers) == 3, "all are members")
+            await nodes[1].up.log.committed.wait(produce(nodes[1], value).end)
+            await cluster.same_logs()
+            if number == 0:
+                for running in nodes.values():
+                    await running.crash()
+        assert await produced(nodes[3]) == [b"founded", b"started again"]
+
+
+async def test_kf58_empty_leader_founds_no_second_history(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1)
+        produce(leader, b"the first history")
+        await cluster.same_logs()
+        await leader.crash()
+        leader.path = tmp_path / "empty"
+        cluster.forgiving = True
+        await leader.start()
+        await leader.ended.wait()
+        assert leader.error is not None
+        assert "Run `chronik promote` there" in str(_leaf(leader.error))
+        assert isinstance(_leaf(leader.error), CannotLead)
+        assert await produced(cluster.nodes[2]) == [b"the first history"]
+
+
+async def test_founding_waits_for_everyone_listed_or_bootstrap(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        absent = f"127.0.0.1:{free_port()}"
+        leader = await cluster.add(1, "leader", replication_followers=absent)
+        await until(lambda: any("founding a cluster waits" in e.text for e in leader.up.status().events), "it says so")
+        assert not leader.up.ready
+        await leader.crash()
+        leader.variables["bootstrap"] = "true"
+        await leader.start()
+        await until(lambda: leader.up.ready, "it leads")
+
+
+async def test_kf59_restarted_old_leader_follows_the_new_one(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        nodes = await prepared(cluster)
+        for running in nodes.values():
+            await running.start()
+        await until(lambda: nodes[1].up.enough_replicas and len(nodes[1].up.peers) == 3, "all are members")
+        await cluster.same_logs()
+        await nodes[1].crash()
+        await nodes[2].up.promote()
+        epoch = nodes[2].up.epoch
+        await nodes[1].start()
+        await until(lambda: nodes[1].up.role == "follower" and nodes[1].up.epoch == epoch, "it follows")
+        await nodes[2].up.log.committed.wait(produce(nodes[2], b"by the new one").end)
+        assert nodes[2].up.epoch == epoch
+        await cluster.same_logs()
+        # And the other way round: all are killed, and the node that led last leads again, whatever its program is.
+        for running in nodes.values():
+            await running.crash()
+        for running in nodes.values():
+            await running.start()
+        await until(lambda: nodes[2].up.role == "leader", "the one that led last leads again")
+        await cluster.same_logs()
+
+
+async def test_leader_that_cannot_be_dialled_does_not_fight_the_new_one(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(2, replication_mode="sync")
+        await cluster.same_logs()
+        await leader.crash()
+        await cluster.nodes[2].up.promote()
+        cluster.forgiving = True
+        await leader.start()
+        await leader.ended.wait()
+        assert isinstance(_leaf(leader.error), CannotLead)
+        assert "node 2 leads since epoch 2" in str(_leaf(leader.error))
+        assert cluster.nodes[2].up.epoch == 2
+
+
+async def test_kf57_async_leader_that_promised_another_does_not_start_alone(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1, wal_receiver_enabled="true")
+        await cluster.same_logs()
+        await cluster.nodes[2].up.promote()  # the old leader promised it its loyalty …
+        await until(lambda: leader.up.role == "follower", "the old one follows")
+        produce(cluster.nodes[2], b"by the new one")
+        await leader.crash()  # … and may not have taken the new epoch's start yet
+        await cluster.nodes[2].crash()
+        await leader.start()
+        with pytest.raises(Refused):
+            await leader.up.promote()
+        assert leader.up.role != "leader"
+
+
+async def test_mode_and_sync_replicas_are_changed_by_variables_and_kept_by_the_log(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(2, replication_mode="sync", replication_sync_replicas="2")
+        assert leader.up.status().sync_replicas == 2
+        await leader.crash()
+        del leader.variables["replication_mode"], leader.variables["replication_sync_replicas"]
+        await leader.start()
+        await until(lambda: leader.up.enough_replicas, "it leads")
+        assert leader.up.status().sync_replicas == 2
+        await leader.crash()
+        leader.variables["replication_mode"] = "async"
+        await leader.start()
+        await until(lambda: leader.up.ready and leader.up.status().mode == "async", "k is 0 now")
+        await cluster.same_logs()
+
+
+async def test_accepted_loss_is_written_and_what_is_cut_is_kept(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        nodes = await prepared(cluster, replication_mode="async")
+        for running in nodes.values():
+            await running.start()
+        await until(lambda: nodes[1].up.accepting and len(nodes[1].up.peers) == 3, "all are members")
+        await cluster.same_logs()
+        for node_id in (2, 3):
+            await nodes[node_id].crash()
+        lost = produce(nodes[1], b"acked by the leader alone")
+        await nodes[1].up.log.committed.wait(lost.end)
+        await nodes[1].crash()
+        for node_id in (2, 3):
+            await nodes[node_id].start()
+        with pytest.raises(Refused, match="no answer from node 1"):
+            await nodes[2].up.promote()
+        await nodes[2].up.promote(accept_loss=True)
+        assert nodes[2].up.log.state.history[-1].accept_loss
+        assert [peer.node_id for peer in nodes[2].up.peers] == [2, 3]
+        produce(nodes[2], b"the new history")
+        await cluster.same_logs(nodes[2], nodes[3])
+        await nodes[1].start()
+        await nodes[2].up.command({"command": "members-add", "address": nodes[1].address}, print)
+        await cluster.same_logs()
+        kept = b"".join(file.read_bytes() for file in sorted((nodes[1].path / "lost").iterdir()))
+        assert b"acked by the leader alone" in kept
+        assert await produced(nodes[1]) == [b"the new history"]
+
+
+async def test_drained_leader_loses_nothing_that_was_pending(tmp_path: Path) -> None:
+    """While records stream in, another node is promoted: every record that was accepted is in the new leader's log."""
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(2, replication_mode="sync", wal_receiver_enabled="true")
+        accepted: list[bytes] = []
+        waiting: list[int] = []
+
+        async def load() -> None:
+            number = 0
+            while leader.up.accepting:
+                accepted.append(b"%d" % number)
+                waiting.append(produce(leader, accepted[-1]).end)
+                number += 1
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load)
+            await until(lambda: len(accepted) > 200, "records stream in")
+            await cluster.nodes[2].up.promote()
+        assert await produced(cluster.nodes[2]) == accepted
+        with pytest.raises(NotLeader):
+            produce(leader, b"too late")
+        await until(lambda: leader.up.role == "follower", "it follows")
+        await cluster.same_logs()
+
+
+def _leaf(error: BaseException | None) -> BaseException | None:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
