@@ -39,9 +39,14 @@ class Node:
         self.log_file = folder / f"node-{node_id}.log"
         self.kafka = self.http = self.replication = "127.0.0.1:0"
         self._process: subprocess.Popen[bytes] | None = None
+        self._seen = 0  # how much of the log file an earlier life wrote
 
     def start(self, **variables: str) -> None:
         """Returns when it is ready."""
+        self.launch(**variables)
+        self.wait_ready()
+
+    def launch(self, **variables: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
         environ |= {
             "CHRONIK_NODE_ID": str(self.node_id),
@@ -56,19 +61,21 @@ class Node:
             "CHRONIK_REPLICATION_RECONNECT_DELAY_SECS": "1",
         } | {f"CHRONIK_{name}": value for name, value in variables.items()}
         program = Path(sys.executable).parent / f"chronik-{self.program}"
-        seen = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._seen = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [program], env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_last_will()
             )
-        ready = self._wait_ready(seen)
+
+    def wait_ready(self) -> None:
+        ready = self._ready_line()
         self.kafka, self.http, self.replication = ready["kafka"], ready["http"], ready["replication"]
 
-    def _wait_ready(self, seen: int) -> dict[str, str]:
+    def _ready_line(self) -> dict[str, str]:
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            for line in self.log_file.read_bytes()[seen:].splitlines():
+            for line in self.log_file.read_bytes()[self._seen :].splitlines():
                 if line.startswith(b"{") and b'"ready"' in line:
                     found: dict[str, str] = json.loads(line)
                     if found.get("event") == "ready":
@@ -128,7 +135,9 @@ class Cluster:
 
     def start(self) -> None:
         for follower in self.followers:
-            follower.start()
+            follower.launch()
+        for follower in self.followers:
+            follower.wait_ready()
         addresses = ",".join(follower.replication for follower in self.followers)
         self.leader.start(
             REPLICATION_FOLLOWERS=addresses,
