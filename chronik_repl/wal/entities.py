@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from chronik_repl.positions import ORIGIN, Checksum, Epoch, NodeId, Offset, Position
+from chronik_repl.positions import ORIGIN, Offset, Position
 from chronik_repl.wal.changes import GroupMember
 from chronik_repl.wal.frame import topic_prefix
 
@@ -110,13 +110,3 @@ class GroupState:
         self.offsets: dict[tuple[str, int], GroupOffset] = {}
         self.timestamp_ms = 0  # of its last change
         self.last_change_end = ORIGIN  # answers about this group wait until this is committed
-
-
-class HistoryEntry(NamedTuple):
-    """An epoch's beginning. Two are the same only if all of the first four are."""
-
-    epoch: Epoch
-    leader: NodeId
-    start: Position  # of the epoch-start frame
-    chain: Checksum  # of the frame before it
-    accept_loss: bool

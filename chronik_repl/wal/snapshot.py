@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chronik_repl.errors import ProtocolError
-from chronik_repl.positions import Checksum, Epoch, NodeId, Offset, Position
+from chronik_repl.positions import Offset, Position
 from chronik_repl.wal.changes import (
     GroupMember,
+    HistoryEntry,
     MembersChanged,
     SnapshotPart,
     SourcePosition,
@@ -23,7 +24,6 @@ from chronik_repl.wal.changes import (
 from chronik_repl.wal.entities import (
     GroupOffset,
     GroupState,
-    HistoryEntry,
     PartitionState,
     ProducedBatch,
     ProducerState,
@@ -79,14 +79,6 @@ class GroupRow(msgspec.Struct, frozen=True, array_like=True):
     last_change_end: int
 
 
-class HistoryRow(msgspec.Struct, frozen=True, array_like=True):
-    epoch: int
-    leader: int
-    start: int
-    chain: int
-    accept_loss: bool = False
-
-
 class MembershipRow(msgspec.Struct, frozen=True, array_like=True):
     end: int
     change: MembersChanged
@@ -97,7 +89,7 @@ class StateRow(msgspec.Struct, frozen=True, array_like=True):
     log_start: int
     timestamp_ms: int
     next_producer_id: int
-    history: tuple[HistoryRow, ...]
+    history: tuple[HistoryEntry, ...]
     membership: tuple[MembershipRow, ...]
     topics: tuple[TopicRow, ...]
     groups: tuple[GroupRow, ...]
@@ -134,7 +126,7 @@ def encode_state(state: State) -> bytes:
             state.log_start,
             state.timestamp_ms,
             state.next_producer_id,
-            [HistoryRow(*entry) for entry in state.history],
+            state.history,
             [MembershipRow(end, change) for end, change in state.membership],
             topics,
             groups,
@@ -170,10 +162,7 @@ def replace_state(state: State, data: bytes) -> None:
     state.log_start = Position(row.log_start)
     state.timestamp_ms = row.timestamp_ms
     state.next_producer_id = row.next_producer_id
-    state.history = [
-        HistoryEntry(Epoch(r.epoch), NodeId(r.leader), Position(r.start), Checksum(r.chain), r.accept_loss)
-        for r in row.history
-    ]
+    state.history = list(row.history)
     state.membership = [(Position(r.end), r.change) for r in row.membership]
     state.sources = {source.source: source for source in row.sources}
     _replace_topics(state, row.topics)

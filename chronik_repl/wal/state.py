@@ -22,6 +22,7 @@ from chronik_repl.wal.changes import (
     EpochStart,
     GroupChanged,
     GroupRemoved,
+    HistoryEntry,
     LogStartMoved,
     MembersChanged,
     OffsetsCommitted,
@@ -35,7 +36,6 @@ from chronik_repl.wal.changes import (
 from chronik_repl.wal.entities import (
     GroupOffset,
     GroupState,
-    HistoryEntry,
     PartitionState,
     ProducedBatch,
     ProducerState,

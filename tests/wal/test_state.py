@@ -14,6 +14,7 @@ from chronik_repl.wal.changes import (
     GroupChanged,
     GroupMember,
     GroupRemoved,
+    HistoryEntry,
     LogStartMoved,
     Member,
     MembersChanged,
@@ -226,7 +227,7 @@ def test_history_says_where_an_epoch_began_and_after_what() -> None:
     tape.epoch = 9
     tape.change(EpochStart(3, "dir"))
     (entry,) = tape.state.history
-    assert entry == (Epoch(9), 3, Position(position), Checksum(chain), False)
+    assert entry == HistoryEntry(Epoch(9), 3, Position(position), Checksum(chain), False)
 
 
 def test_snapshots_that_lie_are_refused() -> None:
