@@ -11,6 +11,7 @@ client asks again about.
 from __future__ import annotations
 
 from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import trio
 
@@ -67,6 +68,19 @@ def leader_of(door: Door) -> Leader | None:
     return Leader(peer.node_id, door.house.epoch, host, port, peer.rack or None)
 
 
+def topic_id(door: Door, name: str) -> UUID:
+    """Topics have no ids of their own. A name means the same topic for ever (its offsets go on when it is made again),
+    so what is made of the name will do, for clients that want to see one."""
+    return uuid5(NAMESPACE_OID, f"{door.house.cluster_id}/{name}")
+
+
+def _name(door: Door, asked: Any) -> str:
+    """Of a topic that is asked for by name, or by id."""
+    if asked.name is not None:
+        return str(asked.name)
+    return next((name for name in door.house.log.state.topics if topic_id(door, name) == asked.topic_id), "")
+
+
 async def metadata(context: Context, version: int, request: Any) -> Any:
     door = context.door
     everyone = brokers(door)
@@ -78,7 +92,7 @@ async def metadata(context: Context, version: int, request: Any) -> Any:
         names = [name for name, topic in known.items() if topic.partitions]
         codes = dict.fromkeys(names, Code.NONE)
     else:
-        names = list(dict.fromkeys(topic.name for topic in request.topics))
+        names = list(dict.fromkeys(_name(door, topic) for topic in request.topics))
         create = version < 4 or request.allow_auto_topic_creation
         codes = {name: await _find(door, name, create=create) for name in names}
     topics = []
@@ -100,7 +114,12 @@ async def metadata(context: Context, version: int, request: Any) -> Any:
             ]
         topics.append(
             MetadataResponse.MetadataResponseTopic(
-                error_code=code, name=name, is_internal=False, partitions=partitions, authorized_operations=None
+                error_code=code,
+                name=name,
+                topic_id=topic_id(door, name) if name in known else None,
+                is_internal=False,
+                partitions=partitions,
+                authorized_operations=None,
             )
         )
     return MetadataResponse(
@@ -184,6 +203,6 @@ async def describe_cluster(context: Context, version: int, request: Any) -> Any:
 
 
 APIS = (
-    Api(ApiKey.Metadata, 0, 9, metadata),
+    Api(ApiKey.Metadata, 0, 12, metadata),
     Api(ApiKey.DescribeCluster, 0, 1, describe_cluster),
 )
