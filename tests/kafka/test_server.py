@@ -27,7 +27,7 @@ async def test_versions_are_told_even_to_clients_from_the_future(tmp_path: Path)
             answer = await client.ask(request, version)
             told = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
             assert answer.error_code == 0
-            assert (told[0], told[1], told[3]) == ((0, 12), (4, 12), (0, 9))
+            assert (told[0], told[1], told[3]) == ((0, 12), (4, 12), (0, 12))
             assert not {24, 25, 26, 28} & set(told), "transactions are not advertised"
         head = b"\x00\x12\x00\x63\x00\x00\x00\x07\xff\xff\x00"
         await client.stream.send_all(len(head).to_bytes(4, "big") + head)
