@@ -14,7 +14,6 @@ from chronik_repl.positions import Checksum, Position
 from chronik_repl.wal.committer import Committer
 from chronik_repl.wal.disk import Disk, Write
 from chronik_repl.wal.recovery import scan
-from chronik_repl.wal.replay import OPEN_STEP
 from chronik_repl.wal.segment import FOLDER, FRAMES_AT, Header, Mark, encode_header, encode_mark, mark_offset
 from chronik_repl.wal.segments import Segment, Store
 
@@ -22,6 +21,7 @@ LOST = "lost"  # what an operator's decision cut off below the high watermark
 DAMAGED = "damaged"  # segments whose bytes are not what was written
 REPAIR = f"{FOLDER}/repair"
 IMPAIRED = "impaired"  # how far this node's log once was durable, while it is not there again
+ZEROS_STEP = 1024 * 1024
 PIECE_BYTES = 16 * 1024 * 1024
 
 
@@ -36,7 +36,7 @@ async def settle_tail(disk: Disk, store: Store, end: Position, durable_end: Posi
             await disk.commit(file, (Write(at, (await disk.read(file, at, end - durable_end),)),))
         position = end
         while position < file_end:
-            data = await disk.read(file, last.file_offset(position), min(OPEN_STEP, file_end - position))
+            data = await disk.read(file, last.file_offset(position), min(ZEROS_STEP, file_end - position))
             if data.count(0) != len(data) or not data:
                 await disk.zero(file, last.file_offset(end), last.file_offset(file_end))
                 return

@@ -15,8 +15,9 @@ from chronik_repl.positions import Checksum, Offset, Position
 from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.frame import BadFrame, Frame, Kind, decode
 from chronik_repl.wal.index import ActiveIndex, BadIndex, Entry, SealedIndex
+from chronik_repl.wal.intake import Intake
 from chronik_repl.wal.replay import fold
-from chronik_repl.wal.segments import WALK_BYTES, Segment, Store
+from chronik_repl.wal.segments import Segment, Store
 from chronik_repl.wal.state import PartitionState, State
 from chronik_repl.wal.values import Damage, LogStats
 
@@ -231,21 +232,16 @@ class Reader:
 
     async def index_of(self, segment: Segment) -> ActiveIndex:
         """From the segment's own bytes."""
-        index = ActiveIndex(segment.start, segment.chain)
-
-        def each(state: State, frame: Frame, touched: object) -> None:
-            if frame.position >= segment.start:
-                index.add_frame(frame, touched.topic if isinstance(touched, PartitionState) else "")
-
+        intake = Intake(State(), self._store.frame_bytes_max, lambda end, partition, next_offset: None)
         self._store.pin(segment)
         try:
-            folded = await fold(self._store, segment.end, each, below=segment.start, step=WALK_BYTES)
+            folded = await fold(self._store, segment.end, intake, below=segment.start)
         finally:
             self._store.unpin(segment)
         if folded.end != segment.end:
             raise self._corrupt(self._store.holding(folded.end), folded.end, folded.why)
-        index.close(((p.topic, p.partition), p.next_offset) for p in folded.state.partitions())
-        return index
+        folded.active.close(((p.topic, p.partition), p.next_offset) for p in intake.state.partitions())
+        return folded.active
 
     async def checksum_at(self, position: Position) -> Checksum | None:
         """The chain value at a frame boundary; None if no frame ends there."""
@@ -270,7 +266,7 @@ class Reader:
             if reached >= position:
                 raise BadFrame("far enough")
 
-        await self._store.walk(segment, segment.end, each, start=start, chain=chain, step=WALK_BYTES // 2)
+        await self._store.walk(segment, segment.end, each, start=start, chain=chain)
         return chain if reached == position else None
 
     async def offset_for_time(

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from chronik_repl.positions import Checksum, Position
 from chronik_repl.wal.frame import HEAD, BadFrame, Frame, decode, frame_size
 
+Batches = Callable[[memoryview, int, Position, Checksum], tuple[int, Position, Checksum]]
+
 
 class Scanned(NamedTuple):
     end: Position  # of the last good frame
@@ -27,17 +29,22 @@ def scan(
     chain: Checksum | None,
     frame_bytes_max: int,
     each: Callable[[Frame], object],
+    batches: Batches | None = None,
 ) -> Scanned:
     """Walk the frames of `view`, the first of which stands at `position` after a frame with checksum `chain`
     (None: any).
 
-    `each` may raise BadFrame too, for a frame that is whole and cannot stand there.
+    `each` may raise BadFrame too, for a frame that is whole and cannot stand there. `batches` may take as many as it
+    likes before each of them, and returns where it stopped.
     """
     at = 0
     start = position
     last = Checksum(0) if chain is None else chain
     try:
         while True:
+            if batches is not None and chain is not None:
+                at, position, chain = batches(view, at, position, chain)
+                last = chain
             frame = decode(view, at, position, chain, frame_bytes_max)
             if frame is None:
                 break
@@ -49,6 +56,55 @@ def scan(
         return Scanned(position, last, str(error), 0)
     want = frame_size(view, at, frame_bytes_max) if len(view) - at >= HEAD.size else 0
     return Scanned(position, last, "", want)
+
+
+class Walk:
+    """The same over bytes that come in pieces of any size: `feed` them in order."""
+
+    def __init__(
+        self,
+        position: Position,
+        chain: Checksum,
+        frame_bytes_max: int,
+        each: Callable[[Frame], object],
+        batches: Batches | None = None,
+    ) -> None:
+        self.end = position
+        self.chain = chain
+        self.why = ""
+        self._frame_bytes_max = frame_bytes_max
+        self._each = each
+        self._batches = batches
+        self._rest = b""  # the beginning of a frame that is not whole yet
+
+    def feed(self, piece: bytes) -> None:
+        """Nothing more is taken once `why` says why not."""
+        at = 0
+        if self._rest:
+            at = self._finish_rest(piece)
+        if at < len(piece) and not self.why:
+            self._scan(memoryview(piece)[at:])
+
+    def _finish_rest(self, piece: bytes) -> int:
+        """Complete the frame that the last piece ended in; returns how much of `piece` that took."""
+        had = len(self._rest)
+        start = self._rest + piece[: max(0, HEAD.size - had)]
+        if len(start) < HEAD.size:
+            self._rest = start
+            return len(piece)
+        try:
+            size = frame_size(start, 0, self._frame_bytes_max)
+        except BadFrame as error:
+            self.why = str(error)
+            return 0
+        self._rest = b""
+        self._scan(memoryview(start[:had] + piece[: size - had]))
+        return min(size - had, len(piece))
+
+    def _scan(self, view: memoryview) -> None:
+        scanned = scan(view, self.end, self.chain, self._frame_bytes_max, self._each, self._batches)
+        self._rest = bytes(view[scanned.end - self.end :])
+        self.end, self.chain, self.why = scanned.end, scanned.chain, scanned.why
 
 
 class Torn(NamedTuple):

@@ -6,19 +6,18 @@ committed offset of every partition is known too: it is the next offset at the h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from chronik_repl.errors import CorruptLog
 from chronik_repl.positions import Checksum, Offset, Position
-from chronik_repl.wal.frame import FIELDS, HEAD, OVERHEAD, TOPIC_LEN, BadFrame, Frame, Kind, decode, frame_size
+from chronik_repl.wal.frame import FIELDS, HEAD, OVERHEAD, TOPIC_LEN, BadFrame, Kind, decode, frame_size
 from chronik_repl.wal.index import ActiveIndex
+from chronik_repl.wal.intake import Intake
 from chronik_repl.wal.segment import FRAMES_AT
 from chronik_repl.wal.segments import Segment, Store
 from chronik_repl.wal.snapshot import PART_BYTES, last_part_at, read_part
 from chronik_repl.wal.state import PartitionState, State
-
-OPEN_STEP = 4 * 1024 * 1024
 
 
 class Pending(NamedTuple):
@@ -40,35 +39,16 @@ class Replayed(NamedTuple):
 
 async def replay(store: Store, upto: Position, high_watermark: Position) -> Replayed:
     """The log at `upto`, or where its good frames end before that. Committed offsets are set as of `high_watermark`."""
-    last = store.list[-1]
-    index = ActiveIndex(last.start, last.chain)
     pending: list[Pending] = []
-    passed = False
 
-    def each(state: State, frame: Frame, touched: object) -> None:
-        nonlocal passed
-        partition = touched if isinstance(touched, PartitionState) else None
-        end = Position(frame.position + frame.size)
-        if end > high_watermark:
-            if not passed:
-                passed = True
-                show_all(state)
-                if partition is not None:
-                    partition.committed_offset = frame.base_offset
-            if partition is not None:
-                pending.append(Pending(end, partition, partition.next_offset))
-        if end > last.start:
-            index.add_frame(frame, partition.topic if partition is not None else "")
+    def appended(end: Position, partition: PartitionState, next_offset: Offset) -> None:
+        pending.append(Pending(end, partition, next_offset))
 
-    folded = await fold(store, upto, each, below=high_watermark, step=OPEN_STEP)
-    if not passed:
-        show_all(folded.state)
-    return Replayed(folded.state, index, pending, folded.end, folded.chain, folded.why)
-
-
-def show_all(state: State) -> None:
-    for partition in state.partitions():
-        partition.committed_offset = partition.next_offset
+    intake = Intake(State(), store.frame_bytes_max, appended, high_watermark)
+    folded = await fold(store, upto, intake, below=high_watermark)
+    if folded.end <= high_watermark:
+        intake.show()
+    return Replayed(intake.state, folded.active, pending, folded.end, folded.chain, folded.why)
 
 
 def coarsen(pending: Iterable[Pending], end: Position) -> list[Pending]:
@@ -81,21 +61,14 @@ def coarsen(pending: Iterable[Pending], end: Position) -> list[Pending]:
 
 
 class Folded(NamedTuple):
-    state: State
+    active: ActiveIndex  # of the last segment that was walked
     end: Position
     chain: Checksum
     why: str
 
 
-async def fold(
-    store: Store,
-    upto: Position,
-    each: Callable[[State, Frame, PartitionState | object], None],
-    *,
-    below: Position,
-    step: int,
-) -> Folded:
-    """The state at `upto`, from the last whole snapshot at or below both it and `below`; `each` sees every frame.
+async def fold(store: Store, upto: Position, intake: Intake, *, below: Position) -> Folded:
+    """The log at `upto`, from the last whole snapshot at or below both it and `below`, into a fresh `intake`.
 
     Stops early at bytes that are no frame; the answer says where. Raises CorruptLog for segments that do not join.
     """
@@ -106,14 +79,10 @@ async def fold(
             break
         if segment.snapshot_whole and segment.start < upto:
             base = number
-    state = State()
     end, chain = store.list[base].start, store.list[base].chain
-
-    def take(frame: Frame) -> None:
-        each(state, frame, state.apply(frame))
-
+    index = ActiveIndex(end, chain)
     for segment in store.list[base:]:
-        if segment.start >= upto:
+        if segment.start >= upto and segment is not store.list[base]:
             break
         if (end, chain) != (segment.start, segment.chain):
             raise CorruptLog(
@@ -122,11 +91,12 @@ async def fold(
                 start=segment.start,
                 end=segment.end,
             )
-        scanned = await store.walk(segment, min(upto, segment.end), take, step=step)
-        end, chain = scanned.end, scanned.chain
-        if scanned.why:
-            return Folded(state, end, chain, scanned.why)
-    return Folded(state, end, chain, "")
+        index = intake.index = ActiveIndex(end, chain)
+        walk = await store.walk(segment, min(upto, segment.end), intake.take, batches=intake.take_batches)
+        end, chain = walk.end, walk.chain
+        if walk.why:
+            return Folded(index, end, chain, walk.why)
+    return Folded(index, end, chain, "")
 
 
 async def look_at_head(store: Store, segment: Segment) -> None:

@@ -19,7 +19,7 @@ from chronik_repl.positions import Checksum, Position
 from chronik_repl.wal.disk import Disk, File
 from chronik_repl.wal.frame import Frame
 from chronik_repl.wal.index import ActiveIndex, SealedIndex
-from chronik_repl.wal.recovery import Scanned, scan
+from chronik_repl.wal.recovery import Batches, Walk
 from chronik_repl.wal.segment import FOLDER, FRAMES_AT, segment_name
 
 OPEN_FILES_MAX = 64
@@ -200,27 +200,23 @@ class Store:
         *,
         start: Position | None = None,
         chain: Checksum | None = None,
-        step: int = WALK_BYTES,
-    ) -> Scanned:
-        """Hand the segment's frames from `start` (its own, unless told) to `end` to `each`, reading `step` bytes at a
-        time.
+        batches: Batches | None = None,
+    ) -> Walk:
+        """Hand the segment's frames from `start` (its own, unless told) to `end` to `each`.
 
-        Stops at the first bytes that are no frame; the answer says where and why.
+        Stops at the first bytes that are no frame; the answer says where and why. `batches` may take some of them,
+        faster.
         """
         position = segment.start if start is None else start
-        known = segment.chain if chain is None else chain
-        size = step
+        walk = Walk(position, segment.chain if chain is None else chain, self.frame_bytes_max, each, batches)
         async with self.pinned(segment) as file:
-            while position < end:
-                data = await self.disk.read(file, segment.file_offset(position), min(size, end - position))
-                scanned = scan(memoryview(data), position, known, self.frame_bytes_max, each)
-                if scanned.why:
-                    return scanned
-                if scanned.end == position:
-                    at_the_end = len(data) < size
-                    if at_the_end or scanned.want > end - position:
-                        return scanned._replace(why="the file ends inside a frame" if data else "the file ends here")
-                    size = max(scanned.want, 2 * size)
-                    continue
-                position, known, size = scanned.end, scanned.chain, step
-        return Scanned(position, known, "", 0)
+            at, stop = segment.file_offset(position), segment.file_offset(end)
+            while at < stop and not walk.why:
+                piece = await self.disk.read(file, at, min(WALK_BYTES, stop - at))
+                if not piece:
+                    break
+                walk.feed(piece)
+                at += len(piece)
+        if walk.end < end and not walk.why:
+            walk.why = "the file ends inside a frame, or before one that should be there"
+        return walk

@@ -66,7 +66,7 @@ class State:
         self.ids_given: dict[str, tuple[ProducerIdGiven, Position]] = {}  # lately, and where; in no snapshot
         self.log_start = ORIGIN
         self.timestamp_ms = 0
-        self._topics_raw: dict[bytes, TopicState] = {}
+        self.topics_raw: dict[bytes, TopicState] = {}  # the same by the bytes that stand in frames
         self._pieces: list[bytes] = []  # of a snapshot that is not whole yet
 
     def partitions(self) -> Iterator[PartitionState]:
@@ -97,7 +97,7 @@ class State:
         return change
 
     def _apply_batch(self, frame: Frame) -> PartitionState:
-        topic = self._topics_raw.get(frame.topic)
+        topic = self.topics_raw.get(frame.topic)
         index = frame.partition
         if topic is None or not 0 <= index < len(topic.partitions):
             raise BadFrame(f"data for {frame.topic!r}/{index} at {frame.position}: no such partition")
@@ -114,6 +114,7 @@ class State:
                 f"offset {base} of {partition.topic}/{index} at {frame.position}; {partition.next_offset} is next"
             )
         timestamp_ms = frame.timestamp_ms
+        self._pieces = []
         partition.next_offset = Offset(base + count)
         if producer_id >= 0:
             batch = (base, Position(frame.position + frame.size), count)
@@ -223,11 +224,11 @@ class State:
         return bool(self._pieces)
 
     def add_topic(self, name: str) -> TopicState:
-        topic = self.topics[name] = self._topics_raw[name.encode()] = TopicState(name)
+        topic = self.topics[name] = self.topics_raw[name.encode()] = TopicState(name)
         return topic
 
     def drop_topic(self, name: str) -> None:
-        del self.topics[name], self._topics_raw[name.encode()]
+        del self.topics[name], self.topics_raw[name.encode()]
 
     def expire(self) -> None:
         """The leader, before a snapshot: forget producers and groups that were idle for too long by the log's time."""

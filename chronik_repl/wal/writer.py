@@ -18,6 +18,7 @@ from chronik_repl.wal.committer import Committer
 from chronik_repl.wal.disk import Buffer
 from chronik_repl.wal.frame import OVERHEAD, BadFrame, Frame, Kind, decode, encode, topic_prefix
 from chronik_repl.wal.index import ActiveIndex
+from chronik_repl.wal.intake import Intake
 from chronik_repl.wal.segments import Segment, Store
 from chronik_repl.wal.snapshot import split
 from chronik_repl.wal.state import BATCH, PartitionState, State, kind_of
@@ -49,6 +50,7 @@ class Writer:
         self.epoch = NO_EPOCH  # of the last frame
         self.failure: ChronikError | None = None  # for ever
         self.refusal: ChronikError | None = NotLeader("this node does not lead")  # for the leader's appends
+        self._intake = Intake(self.state, settings.frame_bytes_max, visibility.batch_appended)
         self._segment: Segment | None = None  # the one that is appended to
         self._active: ActiveIndex | None = None
         self._roll_at = ORIGIN  # a frame that would end beyond this goes into a new segment
@@ -56,14 +58,16 @@ class Writer:
     def continue_at(self, end: Position, chain: Checksum, state: State, segment: Segment | None) -> None:
         """After opening, truncating or starting anew."""
         self.end, self.end_checksum, self.state = end, chain, state
-        self.epoch = state.history[-1].epoch if state.history else NO_EPOCH
+        self.epoch = Epoch(state.history[-1].epoch) if state.history else NO_EPOCH
+        self._intake = Intake(state, self._settings.frame_bytes_max, self._visibility.batch_appended)
         self._segment = self._active = None
         self._roll_at = end
         if segment is not None:
             self._write_into(segment)
 
     def _write_into(self, segment: Segment) -> None:
-        self._segment, self._active = segment, segment.active
+        self._segment = segment
+        self._active = self._intake.index = segment.active
         self._roll_at = Position(segment.start + self._settings.segment_bytes)
 
     def begin_epoch(self, epoch: Epoch, change: EpochStart) -> Appended:
@@ -225,17 +229,16 @@ class Writer:
         at = taken = 0
         try:
             while True:
+                at = self._take_batches(data, at)
                 frame = decode(data, at, self.end, self.end_checksum, self._settings.frame_bytes_max)
                 if frame is None:
                     return at
                 if frame.epoch != self.epoch or self._segment is None:
                     self._check_turn(frame)
-                touched = self.state.apply(frame)
-                if isinstance(touched, SnapshotPart) and touched.part == 0:
+                if frame.kind == Kind.SEGMENT_START:
                     self._pass_on(data[taken:at])
                     taken = at
-                    self._begin_segment(frame.timestamp_ms)
-                self._take(frame, touched)
+                self._take(frame)
                 at += frame.size
         finally:
             self._pass_on(data[taken:at])
@@ -249,30 +252,49 @@ class Writer:
         if frame.epoch > self.epoch and frame.kind != Kind.EPOCH_START and self._segment is not None:
             raise BadFrame(f"epoch {frame.epoch} at {frame.position} has no beginning")
 
-    def _take(self, frame: Frame, touched: PartitionState | Change) -> None:
+    def _take_batches(self, data: memoryview, at: int) -> int:
+        """As many plain batches as there are, the fast way."""
+        intake, segment, stats = self._intake, self._segment, self._stats
+        if segment is None or self._active is None:
+            return at
+        start, frames, records = at, len(self._active.ends), intake.records
+        at, self.end, self.end_checksum = intake.take_batches(data, at, self.end, self.end_checksum, self.epoch)
+        segment.end = self.end
+        stats.appended_frames += len(self._active.ends) - frames
+        stats.appended_bytes += at - start
+        stats.appended_records += intake.records - records
+        return at
+
+    def _take(self, frame: Frame) -> None:
+        """One frame that is no plain batch, or is not right. Raises BadFrame."""
+        touched: PartitionState | Change
         end = Position(frame.position + frame.size)
-        active, segment = self._active, self._segment
-        assert active is not None
-        assert segment is not None
-        stats = self._stats
-        if isinstance(touched, PartitionState):
-            active.add_frame(frame, touched.topic)
-            self._visibility.batch_appended(end, touched, touched.next_offset)
-            stats.appended_records += frame.record_count
+        if frame.kind == Kind.SEGMENT_START:
+            touched = self.state.apply(frame)
+            assert isinstance(touched, SnapshotPart)
+            if touched.part == 0:
+                self._begin_segment(frame.timestamp_ms)
+            assert self._active is not None
+            assert self._segment is not None
+            self._active.add_frame(frame, "")
+            if touched.part == touched.parts - 1:
+                self._segment.snapshot_whole = True
+                self._visibility.start_appended(end, self.state.log_start)
         else:
-            active.add_frame(frame, "")
+            touched = self._intake.take(frame)
             if isinstance(touched, LogStartMoved):
                 self._visibility.start_appended(end, self.state.log_start)
-            elif isinstance(touched, SnapshotPart) and touched.part == touched.parts - 1:
-                segment.snapshot_whole = True
-                self._visibility.start_appended(end, self.state.log_start)
-        self.end = segment.end = end
+            elif isinstance(touched, PartitionState):
+                self._stats.appended_records += frame.record_count
+        assert self._segment is not None
+        self.end = self._segment.end = end
         self.end_checksum = frame.checksum
         self.epoch = frame.epoch
-        stats.appended_frames += 1
-        stats.appended_bytes += frame.size
+        self._stats.appended_frames += 1
+        self._stats.appended_bytes += frame.size
 
     def _pass_on(self, frames: memoryview) -> None:
+        """Checked frames that end where the log does, to the committer."""
         if frames:
             assert self._segment is not None
             self._committer.add(self._segment, bytes(frames), self.end, self.end_checksum)
