@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
 PR_SET_PDEATHSIG = 1
@@ -158,7 +158,7 @@ class Cluster:
                 return found
         return {"state": "connecting", "lag_positions": 0, "lag_records": 0}
 
-    def wait(self, what: str, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    def wait(self, what: str, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             for node in self.nodes:

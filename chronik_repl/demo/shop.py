@@ -17,7 +17,7 @@ TOPIC = "orders"
 PRODUCTS = {"tea": 4.50, "bread": 3.20, "lamp": 39.00, "chair": 89.00, "book": 14.90, "kettle": 29.90, "rug": 120.00}
 CUSTOMERS = 500
 TICK_S = 0.02
-READ_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 60.0
 
 
 class Shop:

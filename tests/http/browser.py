@@ -29,8 +29,8 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-port=0",
 )
-START_TIMEOUT_S = 30
-ANSWER_TIMEOUT_S = 20
+START_TIMEOUT_S = 60
+ANSWER_TIMEOUT_S = 60
 
 
 class Page:
@@ -83,7 +83,7 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def until(self, expression: str, timeout_s: float = 20) -> None:
+    async def until(self, expression: str, timeout_s: float = 60) -> None:
         """Wait until it is true in the page."""
         with trio.move_on_after(timeout_s):
             while not await self.value(expression):
