@@ -40,6 +40,7 @@ class OneHouse:
         self.peers: tuple[Peer, ...] = (Peer(node_id, live=True),)
         self.leader: Peer | None = None
         self.holding = False  # the high watermark stands still
+        self.slow_s = 0.0
 
     @property
     def cluster_id(self) -> str:
@@ -67,7 +68,11 @@ class OneHouse:
                 self.log.commit_to(value)
 
     def ask_for_producer_ids(self, word: str) -> None:
-        """As the leader would: the ids come in the log."""
+        """As the leader would: the ids come in the log, after a while."""
+        trio.lowlevel.spawn_system_task(self._give_ids, word)
+
+    async def _give_ids(self, word: str) -> None:
+        await trio.sleep(self.slow_s)
         self.log.append_change(ProducerIdGiven(self.log.state.next_producer_id + 1, 2, word))
 
     def ask_for_topic(self, name: str) -> None:

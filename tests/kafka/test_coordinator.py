@@ -390,6 +390,7 @@ async def test_kf60_a_follower_gives_out_what_its_leader_gave_it(tmp_path: Path)
         for _ in range(2):
             async with open_door(tmp_path) as (house, address), connect(address) as client:
                 house.role = "follower"
+                house.slow_s = 0.05  # its leader's answer comes later
                 with house.held():
                     await client.send(init(), 4)
                     assert await waits(client)

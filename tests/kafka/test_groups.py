@@ -362,6 +362,21 @@ def test_a_restart_between_join_and_assignment_goes_on_there() -> None:
     assert desk.beat(a) is Code.NONE
 
 
+def test_an_assignment_is_of_one_generation() -> None:
+    """A restart after the next join and before its assignment: nobody goes on with what they had before."""
+    desk = Desk()
+    a, b = desk.stable(2)
+    newcomer = desk.join()
+    desk.join(a)
+    desk.join(b)
+    assert desk.joined(newcomer).generation == 2
+    desk.reload()
+    waits = desk.sync(b, 2)
+    assert waits not in desk.replies
+    desk.sync(a, 2, {m: b"new" for m in desk.group.members})
+    assert desk.synced(waits).assignment == b"new"
+
+
 def test_next_deadline_is_never_late_and_never_stuck_in_the_past() -> None:
     desk = Desk()
     a, b = desk.stable(2)
@@ -439,6 +454,8 @@ class Members(RuleBasedStateMachine):
         assert group.unsynced <= set(group.members)
         if group.phase is Phase.EMPTY:
             assert not group.members
+        if group.phase is Phase.COMPLETING:
+            assert not any(member.assignment for member in group.members.values())
         if group.phase in (Phase.COMPLETING, Phase.STABLE):
             assert group.leader in group.members
             assert group.protocol == "range"

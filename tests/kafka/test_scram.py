@@ -23,8 +23,10 @@ NONCE = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
 FINAL = b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
 
 
-def log_in(users: Users, name: str, password: str, *, header: str = "n,,", twice: str = "") -> Exchange:
-    """A client of our own, for the cases that no library sends."""
+def log_in(
+    users: Users, name: str, password: str, *, header: str = "n,,", bound: str = "", twice: str = "", nonce: str = ""
+) -> Exchange:
+    """A client of our own, for the cases that no library sends. Its proof is right for what it says."""
     exchange = Exchange(users)
     bare = f"n={name},r=abc"
     answer = exchange.first((header + bare).encode()).decode()
@@ -32,7 +34,7 @@ def log_in(users: Users, name: str, password: str, *, header: str = "n,,", twice
     assert found
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), base64.b64decode(found[2]), int(found[3]))
     key = hmac.digest(salted, b"Client Key", "sha256")
-    final = f"c={base64.b64encode(header.encode()).decode()},r={twice}{found[1]}"
+    final = f"c={base64.b64encode((bound or header).encode()).decode()},r={twice}{nonce or found[1]}"
     signature = hmac.digest(hashlib.sha256(key).digest(), f"{bare},{answer},{final}".encode(), "sha256")
     proof = base64.b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True))).decode()
     exchange.final(f"{final},p={proof}".encode())
@@ -56,6 +58,9 @@ def test_right_and_wrong_passwords() -> None:
     assert log_in(USERS, "user", "pencil", header="n,a=user,").proven
     with pytest.raises(ScramFailed, match="wrong name or password"):
         log_in(USERS, "user", "Pencil")
+    for wrong in ({"bound": "y,,"}, {"nonce": "abc"}):  # a man in the middle; an answer of another exchange
+        with pytest.raises(ScramFailed, match="wrong name or password"):
+            log_in(USERS, "user", "pencil", **wrong)
 
 
 def test_a_name_that_nobody_has_looks_like_any_other() -> None:
