@@ -373,7 +373,7 @@ def test_an_assignment_is_of_one_generation() -> None:
     desk.reload()
     waits = desk.sync(b, 2)
     assert waits not in desk.replies
-    desk.sync(a, 2, {m: b"new" for m in desk.group.members})
+    desk.sync(a, 2, dict.fromkeys(desk.group.members, b"new"))
     assert desk.synced(waits).assignment == b"new"
 
 
