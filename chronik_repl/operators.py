@@ -146,7 +146,8 @@ def _data_dir(parser: argparse.ArgumentParser) -> None:
 
 def _where(parser: argparse.ArgumentParser) -> None:
     _data_dir(parser)
-    parser.add_argument("--http", metavar="HOST:PORT", help=f"ask this node over HTTP ({HTTP_DEFAULT})")
+    parser.add_argument("--http", metavar="HOST:PORT", help=f"ask this node over HTTP, or https://… ({HTTP_DEFAULT})")
+    parser.add_argument("--ca", metavar="FILE", help="with https: trust certificates of this CA (PEM)")
 
 
 # ---- asking
@@ -167,17 +168,19 @@ def _ask(arguments: argparse.Namespace, what: str) -> dict[str, Any]:
         answer = control.call(_directory(arguments), {"command": what}, timeout_s=HTTP_TIMEOUT_S)
         found: dict[str, Any] = answer["status"] if what == "status" else answer
         return found
-    return _get(arguments.http or os.environ.get("CHRONIK_HTTP_BIND_ADDR") or HTTP_DEFAULT, what)
+    return _get(arguments.http or os.environ.get("CHRONIK_HTTP_BIND_ADDR") or HTTP_DEFAULT, what, arguments.ca)
 
 
-def _get(address: str, what: str) -> dict[str, Any]:
+def _get(address: str, what: str, ca: str | None) -> dict[str, Any]:
+    import ssl
     import urllib.error
     import urllib.request
 
     base = address if "://" in address else f"http://{address}"
     url = f"{base.rstrip('/')}/{what}"
     try:
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
+        trust = ssl.create_default_context(cafile=ca) if url.startswith("https:") else None
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S, context=trust) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
     except (OSError, ValueError) as error:

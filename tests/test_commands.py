@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +58,16 @@ def test_status_by_socket_by_http_and_by_environment(cluster: Cluster) -> None:
     text = chronik("status", "--http", leader.http)
     for part in ("leader in epoch", "ready", "acks=all", "streaming", "same to"):
         assert part in text
+
+
+def test_watching_goes_on_until_it_is_stopped(cluster: Cluster) -> None:
+    command = [str(PROGRAMS / "chronik"), "status", "--watch", "--json", "--http", cluster.leader.http]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    assert second["uptime_s"] > first["uptime_s"]
 
 
 def test_topics_and_groups(cluster: Cluster) -> None:
@@ -123,6 +134,20 @@ def test_promote_hands_over_and_back(cluster: Cluster) -> None:
     for node in (follower, cluster.leader):
         chronik("promote", "--data-dir", node.data_dir)
         cluster.wait(f"node {node.node_id} led", lambda node=node: node.status()["role"] == "leader")  # type: ignore[misc]
+
+
+def test_the_http_door_behind_tls(tmp_path: Path) -> None:
+    chronik("certs", tmp_path / "certs", "1")
+    cert, key = str(tmp_path / "certs" / "node-1.pem"), str(tmp_path / "certs" / "node-1.key")
+    node = Node(1, "leader", tmp_path)
+    node.start(HTTP_TLS_CERT=cert, HTTP_TLS_KEY=key)
+    try:
+        address = f"https://{node.http}"
+        assert chronik_json("status", "--http", address, "--ca", tmp_path / "certs" / "ca.pem")["node_id"] == 1
+        assert "does not answer" in chronik("status", "--http", address, code=2), "nobody vouches for that certificate"
+        assert "does not answer" in chronik("status", "--http", node.http, code=2), "not in the clear"
+    finally:
+        node.stop()
 
 
 def start(program: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
