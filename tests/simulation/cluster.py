@@ -115,6 +115,8 @@ class Machine:
         except BaseException as error:
             self._explain(error)
         finally:
+            if self.disk.dead:
+                self.why_ended = "killed"
             self.node = None
             fabric.kill(self.name)
             judge.note("ended", self.name, self.why_ended)

@@ -251,7 +251,9 @@ class Judge:
         end = self.canon_start + len(self.canon)
         later = [e for e in self.leaders if e > epoch]
         if now > end and later:
-            self.broken(f"promise 4: {machine.name} commits to {now} in epoch {epoch}, after epoch {max(later)} began to")
+            self.broken(
+                f"promise 4: {machine.name} commits to {now} in epoch {epoch}, after epoch {max(later)} began to"
+            )
 
     def _check_copies(self, machine: Machine, before: int, now: int) -> None:
         """What is committed is durable on the leader and on k other members, for each set in force."""
@@ -262,17 +264,26 @@ class Judge:
         data = self.read(machine.disk.medium, start, now, durable=True)
         if data is None or data != self.read(machine.disk.medium, start, now):
             self.broken(f"promise 1: {machine.name} commits {now}, which is not durable on itself")
-        holders = {
-            epochs.Identity(other.node_id, other.directory)
-            for other in self.machines.values()
-            if other is not machine and self.read(other.disk.medium, start, now, durable=True) == data
-        }
-        for members in in_force(state.membership, before, state.history):
-            have = len(holders & members.who)
-            if have < members.sync_replicas:
-                self.broken(
-                    f"promise 1: {machine.name} commits {now} with {have} of {members.sync_replicas} durable copies"
-                )
+        last_change = state.membership[-1][0] if state.membership else 0
+        for known, end in ((before, last_change if before < last_change < now else now), (now, now)):
+            data = self.read(machine.disk.medium, start, end, durable=True)
+            holders = {
+                epochs.Identity(other.node_id, other.directory)
+                for other in self.machines.values()
+                if other is not machine and self._has_copy(other, start, end, data)
+            }
+            for members in in_force(state.membership, known, state.history):
+                have = len(holders & members.who)
+                if have < members.sync_replicas:
+                    self.broken(
+                        f"promise 1: {machine.name} commits {end} with {have} of {members.sync_replicas} durable copies"
+                    )
+                    return
+
+    def _has_copy(self, machine: Machine, start: int, end: int, data: bytes | None) -> bool:
+        if machine.rotten:  # it was whole when it said so
+            return self._holds_durably(machine, start, end)
+        return self.read(machine.disk.medium, start, end, durable=True) == data
 
     def ack(self, machine: Machine, acked: Acked) -> None:
         """A producer was told."""

@@ -16,6 +16,8 @@ import trio
 import trio._core._run as trio_run
 import trio.testing
 
+from tests.model.explore import planted
+from tests.simulation.bugs import BUGS
 from tests.simulation.judge import Judge
 from tests.simulation.story import Story
 
@@ -35,6 +37,7 @@ class Outcome(NamedTuple):
     simulated_s: float
     cpu_s: float
     transcript: tuple[str, ...]
+    with_bug: str
 
 
 class Watching(trio.abc.Instrument):
@@ -47,7 +50,13 @@ class Watching(trio.abc.Instrument):
         self._look()
 
 
-def simulate(seed: int, *, lines: int = 400) -> Outcome:
+def simulate(seed: int, *, bug: str | None = None, lines: int = 400, always_transcript: bool = False) -> Outcome:
+    """The story of this seed, with one bug planted if asked for."""
+    with planted(BUGS[bug].patches if bug else ()):
+        return _simulate(seed, bug, lines, always_transcript)
+
+
+def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool) -> Outcome:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     judge = Judge()
     began = time.process_time()
@@ -93,7 +102,8 @@ def simulate(seed: int, *, lines: int = 400) -> Outcome:
         story.reads,
         simulated_s,
         time.process_time() - began,
-        tuple(readable(*line) for line in judge.transcript[-lines:]) if judge.verdicts else (),
+        tuple(readable(*line) for line in judge.transcript[-lines:]) if judge.verdicts or always_transcript else (),
+        f" --bug {bug}" if bug else "",
     )
 
 
