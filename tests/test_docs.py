@@ -79,7 +79,7 @@ def test_the_demo_keeps_its_word_and_leaves_nothing_behind(tmp_path: Path) -> No
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(scratch)}
-    command = [str(ROOT / "scripts" / "demo"), "--exit"]
+    command = [str(ROOT / "scripts" / "demo"), "--exit", "--away", "3"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all three copies are the same" in done.stdout
