@@ -21,7 +21,6 @@ from kafka.errors import KafkaError as PythonKafkaError
 from chronik_repl import certs
 from chronik_repl.cli import main
 from tests.clients.cluster import Cluster
-from tests.clients.ledger import Ledger
 from tests.clients.test_confluent import consume, produce
 
 USER, PASSWORD = "alice", "correct-horse"
@@ -156,34 +155,3 @@ def answered(sock: socket.socket) -> bool:
     except OSError:
         return False
     return first not in (b"", b"\x15")
-
-
-def test_client_certificates(folder: Path, tmp_path: Path, fresh: Callable[[str], str]) -> None:
-    cluster = Cluster(
-        tmp_path,
-        followers=0,
-        KAFKA_TLS_CERT=str(folder / "kafka.pem"),
-        KAFKA_TLS_KEY=str(folder / "kafka.key"),
-        KAFKA_TLS_CA=str(folder / "ca.pem"),
-    )
-    cluster.start()
-    try:
-        shown: dict[str, Any] = {
-            "security.protocol": "SSL", "ssl.ca.location": str(folder / "ca.pem"),
-            "ssl.certificate.location": str(folder / "client.pem"), "ssl.key.location": str(folder / "client.key"),
-        }  # fmt: skip
-        topic = fresh("certificates")
-        ledger: Ledger = produce(cluster, topic, 100, **shown)
-        assert len(ledger.acked) == 100
-        hidden = {name: value for name, value in shown.items() if "certificate" not in name and "key" not in name}
-        heard: list[KafkaError] = []
-        producer = Producer(
-            {"bootstrap.servers": cluster.bootstrap, "error_cb": heard.append, "log_level": 0, **hidden}
-        )
-        producer.produce(topic, b"x")
-        assert producer.flush(2) == 1
-        assert heard
-        producer.purge()
-        producer.flush(5)
-    finally:
-        cluster.stop()

@@ -23,21 +23,31 @@ NONCE = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
 FINAL = b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
 
 
-def log_in(
-    users: Users, name: str, password: str, *, header: str = "n,,", bound: str = "", twice: str = "", nonce: str = ""
-) -> Exchange:
+class Client:
     """A client of our own, for the cases that no library sends. Its proof is right for what it says."""
-    exchange = Exchange(users)
-    bare = f"n={name},r=abc"
-    answer = exchange.first((header + bare).encode()).decode()
-    found = re.fullmatch(r"r=(.+),s=(.+),i=(\d+)", answer)
-    assert found
-    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), base64.b64decode(found[2]), int(found[3]))
-    key = hmac.digest(salted, b"Client Key", "sha256")
-    final = f"c={base64.b64encode((bound or header).encode()).decode()},r={twice}{nonce or found[1]}"
-    signature = hmac.digest(hashlib.sha256(key).digest(), f"{bare},{answer},{final}".encode(), "sha256")
-    proof = base64.b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True))).decode()
-    exchange.final(f"{final},p={proof}".encode())
+
+    def __init__(self, name: str, password: str, *, header: str = "n,,") -> None:
+        self.bare, self.password, self.header = f"n={name},r=abc", password, header
+
+    def first(self) -> bytes:
+        return (self.header + self.bare).encode()
+
+    def final(self, answer: bytes, *, bound: str = "", twice: str = "", nonce: str = "") -> bytes:
+        found = re.fullmatch(r"r=(.+),s=(.+),i=(\d+)", answer.decode())
+        assert found
+        salted = hashlib.pbkdf2_hmac("sha256", self.password.encode(), base64.b64decode(found[2]), int(found[3]))
+        key = hmac.digest(salted, b"Client Key", "sha256")
+        binding = base64.b64encode((bound or self.header).encode()).decode()
+        said = f"c={binding},r={twice}{nonce or found[1]}"
+        whole = f"{self.bare},{answer.decode()},{said}".encode()
+        signature = hmac.digest(hashlib.sha256(key).digest(), whole, "sha256")
+        proof = base64.b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True))).decode()
+        return f"{said},p={proof}".encode()
+
+
+def log_in(users: Users, name: str, password: str, *, header: str = "n,,", **final: str) -> Exchange:
+    exchange, client = Exchange(users), Client(name, password, header=header)
+    exchange.final(client.final(exchange.first(client.first()), **final))
     return exchange
 
 
