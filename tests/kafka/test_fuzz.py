@@ -47,7 +47,7 @@ async def test_mutated_requests_over_real_sockets(tmp_path: Path) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     try:
         async with open_door(tmp_path) as (house, address), connect(address) as steady:
-            await steady.make_topic("t")
+            await steady.make_topic("steady")
             for number in range(SOCKETS):
                 data = b"".join(maker.broken(maker.random.choice(requests)) for _ in range(4))
                 async with connect(address) as client:
@@ -58,7 +58,7 @@ async def test_mutated_requests_over_real_sockets(tmp_path: Path) -> None:
                         with trio.move_on_after(0.01):
                             await client.stream.receive_some()
                 if number % 50 == 0:
-                    done = await steady.produce("t", batch(b"still here"))
+                    done = await steady.produce("steady", batch(b"still here"))
                     assert done.error_code == 0
             while house.meters.values["kafka_connections"][()] > 1:
                 await trio.testing.wait_all_tasks_blocked(0.001)
