@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 ENTRY = "import sys; from chronik_repl import process; sys.exit(process.{program}())"
-READY_S = 20.0
+READY_S = 60.0
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """Below those that the system gives to outgoing connections: no client may get the port of a node that is down."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
-def wait_for(condition: Callable[[], Any], what: str, deadline_s: float = 30.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:
     """Whatever the condition gives, once it is true. Fails by name after the deadline."""
     until = time.monotonic() + deadline_s
     while True:
@@ -86,7 +90,7 @@ class Node:
         if self.process is not None:
             self.process.send_signal(how)
             try:
-                self.process.wait(timeout=15)
+                self.process.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -100,7 +100,7 @@ class Watcher:
         self._stopping = threading.Event()
         config = {
             "bootstrap.servers": cluster.bootstrap, "group.id": group, "auto.offset.reset": "earliest",
-            "session.timeout.ms": 6000, "heartbeat.interval.ms": 300, "auto.commit.interval.ms": 200,
+            "session.timeout.ms": 30000, "heartbeat.interval.ms": 300, "auto.commit.interval.ms": 200,
             "fetch.wait.max.ms": 100, **IMPATIENT,
         }  # fmt: skip
         self.consumers = [Consumer(config) for _ in range(3)]

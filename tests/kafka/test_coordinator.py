@@ -11,12 +11,21 @@ import trio
 from chronik_repl.errors import NotLeader
 from chronik_repl.kafka import codec, coordinator
 from chronik_repl.kafka.codes import Code
-from chronik_repl.wal.changes import ProducerIdGiven
+from chronik_repl.positions import Checksum, Epoch, Offset, Position
+from chronik_repl.wal.changes import (
+    Change,
+    CommittedOffset,
+    GroupChanged,
+    GroupMember,
+    OffsetsCommitted,
+    ProducerIdGiven,
+    TopicMade,
+)
 from chronik_repl.wal.state import State
 from tests.kafka.client import KafkaClient, batch, connect
 from tests.kafka.house import OneHouse, open_door
 
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 SUBSCRIBED_TO_T = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
 
 
@@ -405,6 +414,35 @@ def test_kf60_the_next_leader_folds_the_ids_of_the_one_before() -> None:
     state = State()
     state.fold(ProducerIdGiven(41), *[0] * 4)  # type: ignore[arg-type]
     assert State.restore(state.snapshot()).next_producer_id == 42
+
+
+DAY_MS = 24 * 3600 * 1000
+
+
+def test_idle_groups_and_producers_are_forgotten_by_the_logs_time() -> None:
+    """At a snapshot: groups without members and producers that nobody used for seven days of the log."""
+    state = State()
+
+    def at(day: int, change: Change) -> None:
+        state.timestamp_ms = day * DAY_MS
+        state.fold(change, Position(0), Position(1), Epoch(1), Checksum(0))
+
+    offsets = (CommittedOffset("t", 0, 5),)
+    at(0, TopicMade("t", 1))
+    at(1, GroupChanged("full", 1, members=(GroupMember("m"),)))
+    at(1, GroupChanged("idle", 1))
+    at(1, OffsetsCommitted("idle", offsets))
+    at(1, OffsetsCommitted("used", offsets))
+    at(2, OffsetsCommitted("late", offsets))
+    (partition,) = state.topics["t"].partitions
+    for producer_id, day in ((1, 1), (2, 2)):
+        partition.produced(producer_id, 0, 0, (Offset(0), Position(1), 1), day * DAY_MS)
+    at(8, OffsetsCommitted("used", offsets))
+    state.timestamp_ms += 1
+    state.expire()
+    kept = State.restore(state.snapshot())
+    assert sorted(kept.groups) == ["full", "late", "used"]
+    assert sorted(kept.topics["t"].partitions[0].producers) == [2]
 
 
 async def test_transactions_are_refused_for_good(tmp_path: Path) -> None:

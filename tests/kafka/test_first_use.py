@@ -11,7 +11,7 @@ from chronik_repl.kafka.codes import Code
 from tests.kafka.client import connect
 from tests.kafka.house import open_door
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 async def test_a_topic_has_the_same_id_everywhere_and_is_found_by_it(tmp_path: Path) -> None:

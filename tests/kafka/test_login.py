@@ -22,7 +22,7 @@ from tests.kafka.client import Closed, KafkaClient, connect
 from tests.kafka.house import open_door
 from tests.kafka.test_scram import Client
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 @pytest.fixture(scope="module")
