@@ -65,6 +65,10 @@ class Disk(Protocol):
     async def read(self, file: File, at: int, size: int) -> bytes:
         """Up to `size` bytes; fewer only at the end of the file. Served from the page cache without a thread hop."""
 
+    async def read_into(self, file: File, at: int, buffer: memoryview) -> int:
+        """As `read`, into a buffer of the caller's, off the event loop; returns how many bytes. For those who read much:
+        fresh memory costs more than the reading."""
+
     async def map(self, name: str) -> memoryview:
         """A whole file, mapped and not loaded: for files that are replaced, never changed. Raises FileNotFoundError."""
 
@@ -183,10 +187,26 @@ class RealDisk:
             while 0 < len(data) < size and (more := os.pread(file.fd, size - len(data), at + len(data))):
                 data += more
         except OSError as error:
-            raise CorruptLog(
-                f"{self.path / file.name}: cannot be read from byte {at} on: {error.strerror}", file=file.name
-            ) from error
+            raise self._unreadable(file, at, error) from error
         return data
+
+    async def read_into(self, file: File, at: int, buffer: memoryview) -> int:
+        assert isinstance(file, RealFile)
+        return await self._in_thread(self._read_into, file, at, buffer)
+
+    def _read_into(self, file: RealFile, at: int, buffer: memoryview) -> int:
+        got = 0
+        try:
+            while got < len(buffer) and (more := os.preadv(file.fd, (buffer[got:],), at + got)):
+                got += more
+        except OSError as error:
+            raise self._unreadable(file, at + got, error) from error
+        return got
+
+    def _unreadable(self, file: RealFile, at: int, error: OSError) -> CorruptLog:
+        return CorruptLog(
+            f"{self.path / file.name}: cannot be read from byte {at} on: {error.strerror}", file=file.name
+        )
 
     async def size(self, file: File) -> int:
         assert isinstance(file, RealFile)

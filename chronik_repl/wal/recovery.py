@@ -77,18 +77,18 @@ class Walk:
         self._batches = batches
         self._rest = b""  # the beginning of a frame that is not whole yet
 
-    def feed(self, piece: bytes) -> None:
-        """Nothing more is taken once `why` says why not."""
+    def feed(self, piece: bytes | memoryview) -> None:
+        """Nothing more is taken once `why` says why not, and nothing of `piece` is kept but copies."""
         at = 0
         if self._rest:
             at = self._finish_rest(piece)
         if at < len(piece) and not self.why:
             self._scan(memoryview(piece)[at:])
 
-    def _finish_rest(self, piece: bytes) -> int:
+    def _finish_rest(self, piece: bytes | memoryview) -> int:
         """Complete the frame that the last piece ended in; returns how much of `piece` that took."""
         had = len(self._rest)
-        start = self._rest + piece[: max(0, HEAD.size - had)]
+        start = self._rest + bytes(piece[: max(0, HEAD.size - had)])
         if len(start) < HEAD.size:
             self._rest = start
             return len(piece)
@@ -98,7 +98,7 @@ class Walk:
             self.why = str(error)
             return 0
         self._rest = b""
-        self._scan(memoryview(start[:had] + piece[: size - had]))
+        self._scan(memoryview(start[:had] + bytes(piece[: size - had])))
         return min(size - had, len(piece))
 
     def _scan(self, view: memoryview) -> None:

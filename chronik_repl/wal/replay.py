@@ -45,7 +45,7 @@ async def replay(store: Store, upto: Position, high_watermark: Position) -> Repl
         pending.append(Pending(end, partition, next_offset))
 
     intake = Intake(State(), store.frame_bytes_max, appended, high_watermark)
-    folded = await fold(store, upto, intake, below=high_watermark)
+    folded = await fold(store, upto, intake, below=high_watermark, ahead=True)
     if folded.end <= high_watermark:
         intake.show()
     return Replayed(intake.state, folded.active, pending, folded.end, folded.chain, folded.why)
@@ -67,7 +67,7 @@ class Folded(NamedTuple):
     why: str
 
 
-async def fold(store: Store, upto: Position, intake: Intake, *, below: Position) -> Folded:
+async def fold(store: Store, upto: Position, intake: Intake, *, below: Position, ahead: bool = False) -> Folded:
     """The log at `upto`, from the last whole snapshot at or below both it and `below`, into a fresh `intake`.
 
     Stops early at bytes that are no frame; the answer says where. Raises CorruptLog for segments that do not join.
@@ -92,7 +92,7 @@ async def fold(store: Store, upto: Position, intake: Intake, *, below: Position)
                 end=segment.end,
             )
         index = intake.index = ActiveIndex(end, chain)
-        walk = await store.walk(segment, min(upto, segment.end), intake.take, batches=intake.take_batches)
+        walk = await store.walk(segment, min(upto, segment.end), intake.take, batches=intake.take_batches, ahead=ahead)
         end, chain = walk.end, walk.chain
         if walk.why:
             return Folded(index, end, chain, walk.why)

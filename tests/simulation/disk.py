@@ -150,6 +150,11 @@ class SimDisk:
         await self._call(size)
         return bytes(self.medium.inodes[file.inode].seen[at : at + size])
 
+    async def read_into(self, file: File, at: int, buffer: memoryview) -> int:
+        data = await self.read(file, at, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     async def map(self, name: str) -> memoryview:
         await self._call()
         inode = self.medium.find(name)
