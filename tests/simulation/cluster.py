@@ -1,7 +1,7 @@
-"""A whole cluster in one process: machines with simulated disks, one simulated network, and the production's `run_node`.
+"""A whole cluster in one process: machines with simulated disks, one simulated network, the production's `run_node`.
 
-A machine has a medium that outlives everything, and now and then a process: one run of `run_node` over one `SimDisk`. To
-kill it, its disk and sockets die first, so that nothing that unwinding does can reach them; then its tasks go.
+A machine has a medium that outlives everything, and now and then a process: one run of `run_node` over one `SimDisk`.
+To kill it, its disk and sockets die first, so that nothing that unwinding does can reach them; then its tasks go.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Machine:
         self.checked = 0  # its bytes were compared with the canon up to here
         self.rotten = False  # a bit was flipped by the story
         self.clock_skew_s = 0.0
+        self.promoted = False  # the operator has just asked for it
         self.leadership: Leadership | None = None  # as the judge last saw it
         self._scope = trio.CancelScope()
 

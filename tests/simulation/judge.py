@@ -75,6 +75,7 @@ class Judge:
         self._asked: dict[tuple[str, int], Handshake] = {}  # (asker, connection) → its last handshake
         self._durable_seen: dict[tuple[str, int], int] = {}  # (machine, boot) → its acks were checked up to here
         self.machines: dict[str, Machine] = {}
+        self._heard: dict[str, float] = {}  # asker → when it was told of a leader, since it asked
         self.commits = self.messages = 0
 
     # ── what happens ──
@@ -99,14 +100,22 @@ class Judge:
         machine = self.machines[source]
         if isinstance(message, Handshake):
             self._asked[source, connection] = message
+            if message.purpose == Purpose.ASK:
+                self._heard.pop(source, None)
             if message.purpose != Purpose.ASK:
                 self._check_taken(machine, message)
         elif isinstance(message, HandshakeAnswer):
             asked = self._asked.get((target, connection))
             if asked is not None and message.status == Answer.OK and asked.purpose != Purpose.ASK:
                 self._check_granted(machine, message, asked)
+            if asked is not None and asked.purpose == Purpose.ASK and message.live_leader not in (0, asked.node_id):
+                self._heard[target] = trio.current_time()
         elif isinstance(message, Ack):
             self._check_durable(machine, message.position, "acks")
+            session = self._asked.get((target, connection))
+            promised = self._promised.get(machine.directory, epochs.NO_PROMISE)
+            if session is not None and session.epoch < promised.epoch:
+                self.broken(f"promise 4: {source} acks in epoch {session.epoch} after it promised {promised.epoch}")
         elif isinstance(message, HeartbeatAnswer) and not message.diverged:
             self._check_durable(machine, message.position, "answers a heartbeat with")
 
@@ -115,6 +124,8 @@ class Judge:
         wanted = epochs.Promise(message.epoch, message.node_id, message.directory_id)
         if kept != wanted:
             self.broken(f"promise 4: {machine.name} asks for epoch {message.epoch} with {kept} on its own disk")
+        if message.purpose == Purpose.TAKE and machine.name in self._heard and not machine.promoted:
+            self.broken(f"{machine.name} was told who leads, and takes epoch {message.epoch} all the same")
         if message.purpose == Purpose.SHIP:
             start = next((e.start for e in message.history if e.epoch == message.epoch), None)
             gone = start is not None and start < machine.log_start
@@ -246,6 +257,13 @@ class Judge:
         node = machine.node
         assert node is not None
         epoch, directory = node.epoch, machine.directory
+        state = node.log.state
+        if state.history and state.history[-1].epoch == epoch and now <= state.history[-1].start:
+            self.broken(f"{machine.name} commits {now} by counting, below the start of its epoch {epoch}")
+        if len(state.membership) > 1 and state.membership[-2][0] > now:
+            self.broken(
+                f"{machine.name} changes members at {state.membership[-1][0]} before the last change is committed"
+            )
         if self.leaders.setdefault(epoch, directory) != directory:
             self.broken(f"promise 4: two leaders commit in epoch {epoch}")
         end = self.canon_start + len(self.canon)

@@ -1,4 +1,4 @@
-"""The simulated network: `Network` for every node of a cluster, over one `Fabric` with every trouble that a wire can make.
+"""The simulated network: `Network` for every node of a cluster, over one `Fabric` with all troubles of a wire.
 
 A connection is two pipes. Bytes inside a pipe are never reordered, duplicated or changed, as TCP promises; everything
 else is chance: how long they take, how they are cut into receives, whether a connection overtakes another. Troubles:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import trio
@@ -169,7 +170,14 @@ class Story:
                 if everyone:
                     await log.committed.wait(appended.end)
                 await self.cluster.fabric.standing(machine.name)
-        except (NotLeader, DiskFull, OutOfRange, DiskFailed, trio.TooSlowError, Killed):
+        except trio.TooSlowError:
+            k = log.state.membership[-1][1].sync_replicas if log.state.membership else 0
+            alive = machine.boots == boots and machine.running and node.accepting and node.epoch == epoch
+            if alive and (log.durable.value < appended.end or k == 0 or log.committed.value >= appended.end):
+                self._prompt(machine, began)
+            self.refused += 1
+            return
+        except (NotLeader, DiskFull, OutOfRange, DiskFailed, Killed):
             self.refused += 1
             await trio.sleep(0.01)
             return
@@ -234,7 +242,7 @@ class Story:
             (2, self._slow_device),
             (2, self._fail_sync),
             (2, self._fill_disk),
-            (0, self._rot),
+            (2, self._rot),
             (5, self._promote),
             (1, self._accept_loss),
             (1, self._lose_disk),
@@ -288,10 +296,8 @@ class Story:
         self._start(machine, self.rng.uniform(0, 1))
         with trio.move_on_after(20):
             ended = machine.ended
-            try:
+            with suppress(DiskFailed, Killed):  # its own end
                 await machine.node.stop()
-            except (DiskFailed, Killed):
-                pass  # its own end
             await ended.wait()
         if not ended.is_set() and not self._slow_disk.get(machine.name):
             self.judge.broken(f"{machine.name} did not stop within 20 s")
@@ -457,6 +463,7 @@ class Story:
         if node is None or machine.frozen:
             return False
         self.judge.note("promote", machine.name, accept_loss)
+        machine.promoted = True
         try:
             with trio.move_on_after(45):
                 await node.promote(accept_loss=accept_loss)
@@ -464,6 +471,8 @@ class Story:
                 return True
         except (ChronikError, Killed) as refusal:
             self.judge.note("refused", machine.name, str(refusal))
+        finally:
+            machine.promoted = False
         return False
 
     async def _accept_loss(self) -> str:
@@ -581,6 +590,10 @@ class Story:
                 return
             await self._operate()
             await self._invite()
+            leading = cluster.leader()
+            if leading is not None and leading.rotten and not self._whole(leading):  # only a follower can be mended
+                sound = [m for m in cluster.machines.values() if not m.rotten and m.node is not None]
+                await self._promote_one(self.rng.choice(sound), accept_loss=False)
             await trio.sleep(0.1)
             if trio.current_time() > deadline:
                 judge.broken(f"the cluster is not whole {CALM_S:.0f} s after the last trouble: {self._standing()}")
