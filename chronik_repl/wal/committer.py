@@ -29,7 +29,7 @@ from chronik_repl.wal.segment import FOLDER, FRAMES_AT, Header, Mark, encode_hea
 from chronik_repl.wal.segments import Segment, Store
 from chronik_repl.wal.values import LogSettings, LogStats
 
-EARLY_BYTES = 192 * 1024  # a second group goes ahead when it has this much
+EARLY_BYTES = 48 * 1024  # a second group goes ahead when it has this much
 GROUP_BYTES_MAX = 8 * 1024 * 1024
 MARK_QUIET_S = 0.05
 SPACE_CHECK_S = 0.1  # while groups are committed

@@ -66,8 +66,8 @@ class Disk(Protocol):
         """Up to `size` bytes; fewer only at the end of the file. Served from the page cache without a thread hop."""
 
     async def read_into(self, file: File, at: int, buffer: memoryview) -> int:
-        """As `read`, into a buffer of the caller's, off the event loop; returns how many bytes. For those who read much:
-        fresh memory costs more than the reading."""
+        """As `read`, into a buffer of the caller's, off the event loop; returns how many bytes. For those who read
+        much: fresh memory costs more than the reading."""
 
     async def map(self, name: str) -> memoryview:
         """A whole file, mapped and not loaded: for files that are replaced, never changed. Raises FileNotFoundError."""
@@ -271,33 +271,41 @@ class RealDisk:
         self._committer.start()
 
     def _commit_jobs(self) -> None:
+        """The committer thread. Where a second job waits already, the first one's task is told only when the second is
+        written and its sync begins: so the event loop works while the device does, and not while this thread needs the
+        interpreter for its writes."""
         jobs = self._jobs
+        done: _Job | None = None  # and not told yet
         while True:
-            os.eventfd_read(self._wake)
-            while jobs:
-                job = jobs.popleft()
+            if not jobs:
+                _tell(done)
+                done = None
+                os.eventfd_read(self._wake)
+                continue
+            job = jobs.popleft()
+            if not isinstance(job, _Job):
+                _tell(done)
+                done = None
                 if job is None:
                     return
-                if isinstance(job, RealFile):
-                    os.close(job.fd)
-                    continue
+                os.close(job.fd)
+                continue
+            file, doing = job.file, "write"
+            try:
                 if self._failure is None:
-                    self._commit(job)
-                job.failure = self._failure
-                os.eventfd_write(job.bell, 1)
-                job.rang = True
-
-    def _commit(self, job: _Job) -> None:
-        fd = job.file.fd
-        doing = "write"
-        try:
-            self._make_writable(job.file)
-            for at, buffers in job.writes:
-                _write_all(fd, at, buffers)
-            doing = "fdatasync"
-            os.fdatasync(fd)
-        except OSError as error:
-            self._fail(doing, job.file.name, error)
+                    self._make_writable(file)
+                    for at, buffers in job.writes:
+                        _write_all(file.fd, at, buffers)
+                _tell(done)
+                done = None
+                if self._failure is None:
+                    doing = "fdatasync"
+                    os.fdatasync(file.fd)
+            except OSError as error:
+                self._fail(doing, file.name, error)
+            _tell(done)
+            job.failure = self._failure
+            done = job
 
     # Everything else that changes something
 
@@ -492,6 +500,13 @@ class _Job:
         self.bell = bell
         self.failure: str | None = None
         self.rang = False
+
+
+def _tell(job: _Job | None) -> None:
+    """Wake the task that waits for it."""
+    if job is not None:
+        os.eventfd_write(job.bell, 1)
+        job.rang = True
 
 
 def _write_all(fd: int, at: int, buffers: Sequence[Buffer]) -> None:
