@@ -7,6 +7,7 @@ cluster is an error that names it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from chronik_repl.errors import CorruptLog, ForeignLog
@@ -39,18 +40,17 @@ async def load(disk: Disk, store: Store, cluster_id: str | None) -> Loaded:
         nothing = Replayed(State(), ActiveIndex(ORIGIN, CHAIN_SEED), [], ORIGIN, CHAIN_SEED, "")
         return Loaded(cluster_id, NO_MARK, nothing, leftovers, ORIGIN)
     header, mark = Header(ORIGIN, CHAIN_SEED, ""), NO_MARK
-    for start, size in sizes:
-        segment = Segment(start, CHAIN_SEED)
-        header, mark = await _read_head(disk, store, segment, size, cluster_id)
-        cluster_id = header.cluster_id
-        segment.chain = header.chain
-        segment.made = True
-        store.list.append(segment)
+    store.list += [Segment(start, CHAIN_SEED) for start, _ in sizes]
     _bound(store.list, sizes)
     for segment, (_, size) in zip(store.list, sizes, strict=True):
-        await look_at_head(store, segment)
-        whole = segment.file_offset(segment.end) == size
-        segment.sealed = whole and segment.index_name.rpartition("/")[2] in files
+        async with store.pinned(segment):  # opened once
+            header, mark = await _read_head(disk, store, segment, size, cluster_id)
+            cluster_id = header.cluster_id
+            segment.chain = header.chain
+            segment.made = True
+            await look_at_head(store, segment)
+        segment.sealed = segment.file_offset(segment.end) == size and f"{segment.start:020d}.idx" in files
+    _check_gaps(store.list, sizes)
     last = store.list[-1]
     last.sealed = False
     file_end = last.end
@@ -99,13 +99,15 @@ async def _read_head(
 
 
 def _bound(segments: Sequence[Segment], sizes: Sequence[tuple[Position, int]]) -> None:
-    """Each segment ends where the next begins; the last one where its file does. Raises CorruptLog for a gap."""
-    for number, segment in enumerate(segments):
-        file_end = Position(segment.start + sizes[number][1] - FRAMES_AT)
-        if number + 1 == len(segments):
-            segment.end = file_end
-            return
-        segment.end = segments[number + 1].start
+    """Each segment ends where the next begins; the last one where its file does."""
+    for segment, following in pairwise(segments):
+        segment.end = following.start
+    segments[-1].end = Position(segments[-1].start + sizes[-1][1] - FRAMES_AT)
+
+
+def _check_gaps(segments: Sequence[Segment], sizes: Sequence[tuple[Position, int]]) -> None:
+    for segment, (_, size) in zip(segments, sizes, strict=True):
+        file_end = Position(segment.start + size - FRAMES_AT)
         if file_end < segment.end:
             raise CorruptLog(
                 f"{segment.name} ends at position {file_end} and the next segment begins at {segment.end}: "
