@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -238,49 +239,74 @@ def produce_one_at_a_time(load: Load, number: int, ready: Any, go: Any) -> Produ
 
 
 def produce_many_singly(load: Load, number: int, ready: Any, go: Any, clients: int) -> Produced:
-    """Several clients, each with one record under way: a client's ack sends its next record."""
-    done = [0]
+    """Several clients, each in a thread of its own with one record under way."""
+    rest = os.urandom(load.size - STAMP.size)
+    share = load.records // clients
+    acked = [0] * clients
     failed = [""]
     producers = []
-    rest = os.urandom(load.size - STAMP.size)
-    counters = [itertools.count() for _ in range(clients)]
-    share = load.records // clients
-
-    def send(at: int) -> None:
-        record = next(counters[at])
-        if record < share:
-            producers[at].produce(
-                load.topic,
-                STAMP.pack(number * clients + at, record) + rest,
-                partition=(number * clients + at) % load.partitions,
-                on_delivery=acks[at],
-            )
-
-    def acked(at: int) -> Any:
-        def callback(error: Any, message: Any) -> None:
-            if error is not None:
-                failed[0] = str(error)
-            done[0] += 1
-            send(at)
-
-        return callback
-
-    acks = [acked(at) for at in range(clients)]
     for _ in range(clients):
         producers.append(
             Producer(_settings(load.bootstrap, acks=load.acks, **{"linger.ms": 0, "enable.idempotence": False}))
         )
         producers[-1].list_topics(load.topic, timeout=10)
+
+    def run(at: int) -> None:
+        me, producer = number * clients + at, producers[at]
+
+        def delivered(error: Any, message: Any) -> None:
+            acked[at] += error is None
+            failed[0] = failed[0] or (str(error) if error is not None else "")
+
+        for record in range(share):
+            producer.produce(
+                load.topic, STAMP.pack(me, record) + rest, partition=me % load.partitions, on_delivery=delivered
+            )
+            while acked[at] <= record and not failed[0]:
+                producer.poll(1.0)
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(clients)]
     ready.put(number)
     go.wait()
     began, cpu = time.time(), time.process_time()
-    for at in range(clients):
-        send(at)
-    while done[0] < share * clients:
-        for producer in producers:
-            producer.poll(0)
-        producers[0].poll(0.0002)
-    return Produced(done[0], failed[0], began, time.time(), [], time.process_time() - cpu)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Produced(sum(acked), failed[0], began, time.time(), [], time.process_time() - cpu)
+
+
+def one_record_request(topic: str, size: int) -> tuple[bytes, dict[str, int]]:
+    """A Produce request (v9, acks=all) of one record of `size` bytes, and where its parts stand."""
+    value = bytes(size)
+    record = b"\0\0\0\x01" + _zigzag(size) + value + b"\0"
+    record = _zigzag(len(record)) + record
+    tail = struct.pack(">hiqqqhii", 0, 0, 0, 0, -1, -1, -1, 1) + record
+    batch = struct.pack(">qiibI", 0, len(tail) + 9, -1, 2, 0) + tail
+    head = struct.pack(">hhih5sb", 0, 9, 1, 5, b"bench", 0)
+    body = struct.pack(">bhi", 0, -1, 30_000) + b"\x02" + _uvarint(len(topic) + 1) + topic.encode() + b"\x02"
+    partition_at = 4 + len(head) + len(body)
+    body += bytes(4) + _uvarint(len(batch) + 1)
+    batch_at = 4 + len(head) + len(body)
+    whole = head + body + batch + b"\0\0\0"
+    return len(whole).to_bytes(4, "big") + whole, {
+        "stamp": batch_at + len(batch) - 1 - size,
+        "crc": batch_at + 17,
+        "partition": partition_at,
+        "error": 4 + 4 + 1 + 1 + len(_uvarint(len(topic) + 1)) + len(topic) + 1 + 4,
+    }
+
+
+def _uvarint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _zigzag(value: int) -> bytes:
+    return _uvarint(value << 1)
 
 
 class Consumed(NamedTuple):
@@ -469,6 +495,33 @@ class Bench:
         self.report.add("one at a time: p99", _percentile(waits, 0.99) * 1e3, "ms")
         self.check(topic, 1, done.acked)
 
+    def many_sockets(self, clients: int, records: int, folder: str) -> None:
+        """The same, with as little client as there can be: what is left is the servers'."""
+        partitions = 4
+        topic = self.topic(f"{clients}-sockets", partitions)
+        request, at = one_record_request(topic, 256)
+        path = Path(folder) / "request"
+        path.write_bytes(request)
+        program = compile_c("many_clients", folder)
+        port = self.bootstrap.rsplit(":", 1)[1]
+        before = self.cluster.cpu_s() if self.cluster else []
+        places = (at["stamp"], at["crc"], at["error"], at["partition"])
+        command = [program, port, *map(str, (clients, records, path, *places, partitions, 0))]
+        found = subprocess.run(command, capture_output=True, text=True)
+        after = self.cluster.cpu_s() if self.cluster else []
+        if found.returncode:
+            raise SystemExit(f"many_clients: {found.stderr}")
+        acked, seconds, median, p99 = map(float, found.stdout.split())
+        rate = acked / seconds
+        name = f"{clients} sockets, one record each"
+        self.report.add(name, rate, "records/s", bar=">= 10,000", ok=rate >= 10_000)
+        self.report.add(f"{name}: median", median / 1e3, "ms")
+        self.report.add(f"{name}: p99", p99 / 1e3, "ms")
+        if self.cluster:
+            self.report.add(f"{name}: leader's CPU", (after[-1] - before[-1]) / acked * 1e6, "us/record")
+            self.report.add(f"{name}: a follower's CPU", (after[0] - before[0]) / acked * 1e6, "us/record")
+        self.check(topic, partitions, int(acked))
+
     def many_singly(self, clients: int, records: int) -> None:
         workers = self.options.producers
         partitions = 4
@@ -480,6 +533,7 @@ class Bench:
         took = max(one.ended for one in done) - min(one.began for one in done)
         rate = acked / took
         self.report.add(f"{clients} clients, one record each", rate, "records/s", bar=">= 10,000", ok=rate >= 10_000)
+        self.report.add(f"{clients} clients: their CPU", sum(one.cpu_s for one in done) / acked * 1e6, "us/record")
         self.check(topic, partitions, acked)
 
 
@@ -489,7 +543,7 @@ def _watch(http: str, found: Any, stop: Any) -> None:
             contextlib.suppress(OSError, ValueError),
             urllib.request.urlopen(f"http://{http}/status", timeout=5) as answer,
         ):
-            found.extend(follower["lag_seconds"] for follower in json.load(answer)["followers"])
+            found.extend([follower["lag_seconds"] for follower in json.load(answer)["followers"]])
 
 
 def _complain(done: list[Produced]) -> None:
@@ -539,7 +593,8 @@ def main() -> int:
         if wanted("one"):
             bench.one_at_a_time(int(5000 * scale), bare_us)
         if wanted("64"):
-            bench.many_singly(64, int(200_000 * scale))
+            bench.many_sockets(64, int(200_000 * scale), folder)
+            bench.many_singly(64, int(100_000 * scale))
     return report.finish()
 
 
