@@ -134,6 +134,7 @@ class RealDisk:
         self._committer: threading.Thread | None = None
         self._jobs: deque[_Job | RealFile | None] = deque()
         self._wake = -1
+        self._idle = False  # the committer sleeps, or is about to
         self._bells: list[int] = []  # eventfds that nobody waits for
         self._orphans: list[_Job] = []  # of cancelled tasks; their bells are free again once they rang
 
@@ -243,8 +244,7 @@ class RealDisk:
             self._start_committer()
         job = _Job(file, writes, self._bell())
         file.committed_to = True
-        self._jobs.append(job)
-        os.eventfd_write(self._wake, 1)
+        self._give(job)
         try:
             await trio.lowlevel.wait_readable(job.bell)
         except BaseException:
@@ -254,6 +254,11 @@ class RealDisk:
         self._bells.append(job.bell)
         if job.failure is not None:
             raise DiskFailed(job.failure)
+
+    def _give(self, job: _Job | RealFile | None) -> None:
+        self._jobs.append(job)
+        if self._idle:
+            os.eventfd_write(self._wake, 1)
 
     def _bell(self) -> int:
         if self._orphans:
@@ -280,7 +285,10 @@ class RealDisk:
             if not jobs:
                 _tell(done)
                 done = None
-                os.eventfd_read(self._wake)
+                self._idle = True
+                if not jobs:  # one that came after this is not missed: its sender sees `_idle`
+                    os.eventfd_read(self._wake)
+                self._idle = False
                 continue
             job = jobs.popleft()
             if not isinstance(job, _Job):
@@ -427,8 +435,7 @@ class RealDisk:
             return
         self._closed = True
         if self._committer is not None:
-            self._jobs.append(None)
-            os.eventfd_write(self._wake, 1)
+            self._give(None)
             self._committer.join()
             self._committer = None
             os.close(self._wake)
@@ -485,8 +492,7 @@ class RealFile:
         self.disk._files.discard(self)
         if self.committed_to and self.disk._committer is not None:
             # A cancelled commit may still be under way: its turn first, or it would write to whoever got this number.
-            self.disk._jobs.append(self)
-            os.eventfd_write(self.disk._wake, 1)
+            self.disk._give(self)
         else:
             os.close(self.fd)
 
