@@ -245,6 +245,8 @@ class Leadership:
             self._end_draining()
 
     def give_ids(self, asked: str) -> None:
+        if not self.accepting:
+            return
         last = self._log.state.next_producer_id + IDS_AT_ONCE - 1
         try:
             self._log.append_change(ProducerIdGiven(last, IDS_AT_ONCE, asked))
@@ -253,7 +255,12 @@ class Leadership:
 
     def make_topic(self, name: str) -> None:
         settings, known = self._local.settings, self._log.state.topics.get(name)
-        if not settings.auto_create_topics or not self.enough_replicas or (known is not None and known.partitions):
+        if (
+            not self.accepting
+            or not self.enough_replicas
+            or not settings.auto_create_topics
+            or (known is not None and known.partitions)
+        ):
             return
         if TOPIC_PATTERN.match(name) and name not in (".", ".."):
             try:

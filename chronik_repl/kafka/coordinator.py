@@ -69,11 +69,13 @@ class Coordinator:
     async def run(self) -> None:
         """The clock. Until cancelled."""
         while True:
-            self.standing()
             now = trio.current_time()
-            while self._timers and self._timers[0][0] <= now:
-                self._expire(*heapq.heappop(self._timers), now)
-            wake_at = min(self._timers[0][0] if self._timers else now + GLANCE_S, now + GLANCE_S)
+            wake_at = now + GLANCE_S
+            if self.standing() is Code.NONE:  # a leader that is drained writes nothing any more
+                while self._timers and self._timers[0][0] <= now:
+                    self._expire(*heapq.heappop(self._timers), now)
+                if self._timers:
+                    wake_at = min(wake_at, self._timers[0][0])
             with trio.move_on_at(wake_at):
                 await self._sooner.wait()
             self._sooner = trio.Event()

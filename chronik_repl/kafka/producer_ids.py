@@ -39,6 +39,8 @@ class Ids:
 
     async def _give(self) -> int | None:
         log, epoch = self._house.log, self._house.epoch
+        if not self._house.accepting:
+            return None
         producer_id = log.state.next_producer_id
         await log.committed.wait(log.append_change(ProducerIdGiven(producer_id)).end)
         # After a change of leader the frame that was waited for may not be ours.
