@@ -27,6 +27,7 @@ import msgspec
 from chronik_repl.spark.layout import Piece
 
 WINDOW_PIECES = 50_000
+CANDIDATES_MAX = 16  # counterparts of one frame: the same change written twice in one millisecond is the same frame
 RANGES_MAX = 16
 
 Kind = Literal[
@@ -134,40 +135,41 @@ class _Window:
     ) -> None:
         self.copy, self.ours, self.theirs, self.end, self.held_end = copy, ours, theirs, end, held_end
         self.limit, self.holds, self.before, self.shift = limit, holds, before, shift
-        self.match = self._match()  # index in theirs → index in ours
-        self.backbone = _longest_rising([(t, self.match[t]) for t in sorted(self.match)])
-        kept = set(self.backbone)
-        self.displaced = {t: o for t, o in self.match.items() if (t, o) not in kept}
-        self.taken = set(self.match.values())
+        candidates = self._candidates()
+        self.backbone = _longest_rising([(t, o) for t in sorted(candidates) for o in candidates[t]])
+        self.taken = {o for _, o in self.backbone}
+        linked = {t for t, _ in self.backbone}
+        self.displaced: dict[int, int] = {}  # index in theirs → index in ours, of frames that stand elsewhere
+        for t in sorted(candidates):
+            free = [o for o in candidates[t] if o not in self.taken]
+            if t not in linked and free:
+                self.displaced[t] = free[-1]
+                self.taken.add(free[-1])
 
-    def _match(self) -> dict[int, int]:
+    def _candidates(self) -> dict[int, list[int]]:
+        """For each of their frames, which of ours it may be, the last first: the very same, else those that say the
+        same.
+        """
         exact = {(p.position, p.checksum): i for i, p in enumerate(self.ours) if p.key is not None}
-        match: dict[int, int] = {}
-        used: set[int] = set()
-        # A frame in its own place has the first claim on its counterpart; its duplicates stand elsewhere.
-        for in_place in (True, False):
-            for i, piece in enumerate(self.theirs):
-                if piece.key is None or i in match or (piece.place == piece.position) is not in_place:
-                    continue
-                found = exact.get((piece.position, piece.checksum))
-                if found is not None and found not in used:
-                    match[i] = found
-                    used.add(found)
         by_key: dict[int, list[int]] = defaultdict(list)
         for i, piece in enumerate(self.ours):
-            if piece.key is not None and i not in used:
+            if piece.key is not None and len(by_key[piece.key]) < CANDIDATES_MAX:
                 by_key[piece.key].append(i)
+        found: dict[int, list[int]] = {}
         for i, piece in enumerate(self.theirs):
-            if piece.key is not None and i not in match and by_key.get(piece.key):
-                match[i] = by_key[piece.key].pop(0)
-        return match
+            if piece.key is not None:
+                same = exact.get((piece.position, piece.checksum))
+                found[i] = by_key.get(piece.key, [])[::-1] if same is None else [same]
+        return found
 
     def settled(self) -> tuple[int, int]:
         """How much of the window may be judged: up to its last link. What follows may find its counterpart later."""
         if not self.backbone:
             return len(self.ours), len(self.theirs)
-        theirs, ours = self.backbone[-1]
-        return ours + 1, theirs + 1
+        for theirs, ours in reversed(self.backbone):
+            if all((t <= theirs) == (o <= ours) for t, o in self.displaced.items()):
+                return ours + 1, theirs + 1
+        return len(self.ours), len(self.theirs)
 
     def differences(self, used_ours: int, used_theirs: int) -> Iterator[Difference | Rechained]:
         found: list[Difference | Rechained] = []
@@ -181,7 +183,7 @@ class _Window:
             previous = link
             if link[0] < len(self.theirs) and link[1] < len(self.ours):
                 self.shift = self.theirs[link[0]].place - self.ours[link[1]].place
-        found += self._out_of_order()
+        found += self._out_of_order(used_theirs)
         found += self._rechained(links)
         yield from sorted(found, key=lambda d: d.start)
 
@@ -246,21 +248,18 @@ class _Window:
     def _changed(self, mine: Piece, other: Piece) -> Difference:
         return self._named("changed", [mine], other.place, other.place + other.size, changes(mine, other))
 
-    def _out_of_order(self) -> Iterator[Difference]:
+    def _out_of_order(self, used_theirs: int) -> Iterator[Difference]:
         """Frames that are there but elsewhere; two that changed places are one difference."""
         groups: list[list[int]] = []
         for theirs, ours in sorted(self.displaced.items(), key=lambda item: item[1]):
-            piece, right = self.theirs[theirs], self.ours[ours]
-            neighbours = [ours] + [
-                o
-                for t, o in self.backbone
-                if min(piece.place, right.place) <= self.theirs[t].place <= max(piece.place, right.place)
-                and abs(t - theirs) == 1
-            ]
-            if groups and set(neighbours) & set(groups[-1]):
-                groups[-1] = sorted({*groups[-1], *neighbours})
+            if theirs >= used_theirs:
+                continue
+            overtaken = list(islice((o for t, o in self.backbone if (t - theirs) * (o - ours) < 0), 2))
+            group = sorted([ours, *overtaken]) if len(overtaken) == 1 else [ours]
+            if groups and (set(group) & set(groups[-1]) or group[0] == groups[-1][-1] + 1):
+                groups[-1] = sorted({*groups[-1], *group})
             else:
-                groups.append(sorted(set(neighbours)))
+                groups.append(group)
         for group in groups:
             pieces = [self.ours[i] for i in group]
             yield self._named(
@@ -347,7 +346,9 @@ def joined(ranges: Iterable[Range]) -> tuple[tuple[Range, ...], int]:
 
 
 def _longest_rising(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest run of pairs whose second numbers rise; pairs are sorted by their first."""
+    """The longest run of pairs in which both numbers rise; pairs are sorted by their first, then falling by their
+    second.
+    """
     tails: list[int] = []
     tail_at: list[int] = []
     back = [-1] * len(pairs)
@@ -356,7 +357,7 @@ def _longest_rising(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         if k == len(tails):
             tails.append(value)
             tail_at.append(i)
-        else:
+        elif value < tails[k]:  # of two that are the same the first one stays
             tails[k], tail_at[k] = value, i
         back[i] = tail_at[k - 1] if k else -1
     out = []

@@ -100,7 +100,7 @@ def scan(task: ScanTask, file: Bytes, raw_index: bytes = b"") -> Scan:
             result.index_lie = found
         else:
             index = found
-    walk = Walk(task.bounds[0], task.chain, index, task.open_end) if task.walk else None
+    walk = Walk(task.bounds[0], task.chain, index, task.open_end, task.start) if task.walk else None
     end = task.bounds[-1]
     cuts = [c for c in task.runs if task.bounds[0] < c < end]
     buffer = bytearray(BLOCK_BYTES + (1 << 20))
@@ -122,7 +122,13 @@ def scan(task: ScanTask, file: Bytes, raw_index: bytes = b"") -> Scan:
             result.runs.append(last)
         if index is not None and walk.index_rows is not None and not last.wrong:
             result.index_lie = lies(
-                index, walk.index_rows, walk.landmarks_seen, task.start, walk.position, walk.previous or 0
+                index,
+                walk.index_rows,
+                walk.landmarks_seen,
+                task.start,
+                task.bounds[0],
+                walk.position,
+                walk.previous or 0,
             )
     if task.sealed_end is not None and file.size > FRAMES_AT + task.sealed_end - task.start:
         result.excess = not _zeros_from(file, FRAMES_AT + task.sealed_end - task.start)

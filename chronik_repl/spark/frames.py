@@ -30,7 +30,6 @@ class Stretch(NamedTuple):
     start: int
     end: int
     index_path: str = ""
-    whole: bool = False  # it is the whole of a sealed segment
 
 
 class Found(NamedTuple):

@@ -8,6 +8,7 @@ saw.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -22,6 +23,7 @@ PARTITION = struct.Struct(
 ENTRY = struct.Struct(">qqIIII")  # base offset, max time, position - start, size, records, 0
 LANDMARK = struct.Struct(">II")  # position - start, chain there
 CRC = struct.Struct(">I")
+LANDMARKS_MAX = 1 << 20
 
 Rows = dict[tuple[bytes, int], bytearray]
 
@@ -64,23 +66,42 @@ def read_index(raw: bytes, start: int) -> IndexFile | str:
     return IndexFile(end, chain, rows, next_offsets, [(start + at, mark) for at, mark in marks])
 
 
-def lies(index: IndexFile, walked: Rows, seen: set[int], start: int, end: int, chain: int) -> str:
-    """What the index says that the frames do not; '' if nothing. `seen`: the landmarks that the walk found to be
-    right.
+def landmarks_in(read: Callable[[int, int], bytes], start: int) -> list[tuple[int, int]]:
+    """Only the landmarks, without reading the rest: (position, chain there). Unchecked, so only hints."""
+    head = read(0, HEADER.size)
+    if len(head) < HEADER.size:
+        return []
+    magic, form, first, _, _, partitions, entries, landmarks, _, _ = HEADER.unpack(head)
+    if magic != MAGIC or form != 1 or first != start or landmarks > LANDMARKS_MAX:
+        return []
+    at = HEADER.size + CRC.size + partitions * PARTITION.size + entries * ENTRY.size
+    raw = read(at, landmarks * LANDMARK.size)
+    whole = len(raw) - len(raw) % LANDMARK.size
+    return [(start + relative, chain) for relative, chain in LANDMARK.iter_unpack(raw[:whole])]
+
+
+def lies(index: IndexFile, walked: Rows, seen: set[int], segment_start: int, start: int, end: int, chain: int) -> str:
+    """What the index says of positions [start, end) that the frames there do not; '' if nothing.
+
+    `seen` are the landmarks that the walk found to be right, `chain` is the checksum of the last frame.
     """
-    if (index.end, index.end_chain) != (end, chain):
+    if end >= index.end and (index.end, index.end_chain) != (end, chain):
         return f"the index ends at {index.end}, the segment at {end}"
     for key in sorted(walked.keys() | index.rows.keys()):
         name = f"{key[0].decode('ascii', 'replace')}/{key[1]}"
         ours, theirs = bytes(walked.get(key, b"")), index.rows.get(key, b"")
+        if (start, end) != (segment_start, index.end):
+            theirs = b"".join(
+                ENTRY.pack(*row) for row in ENTRY.iter_unpack(theirs) if start <= segment_start + row[2] < end
+            )
         if ours != theirs:
-            return _first_lie(name, ours, theirs, start)
-        if ours:
+            return _first_lie(name, ours, theirs, segment_start)
+        if ours and end == index.end:
             base, _, _, _, records, _ = ENTRY.unpack_from(ours, len(ours) - ENTRY.size)
             if index.next_offsets[key] != base + records:
                 return f"{name} is said to go on at offset {index.next_offsets[key]}, and goes on at {base + records}"
     for position, _ in index.landmarks:
-        if position not in seen:
+        if start <= position < end and position not in seen:
             return f"no frame with that chain value stands at the landmark {position}"
     return ""
 

@@ -79,13 +79,18 @@ class Walk:
     """Strict. Feed it the bytes of a segment in order; each `run` ends at a cut that the caller chose."""
 
     def __init__(
-        self, start: int, previous: int | None, index: IndexFile | None = None, open_end: bool = False
+        self,
+        start: int,
+        previous: int | None,
+        index: IndexFile | None = None,
+        open_end: bool = False,
+        segment_start: int | None = None,
     ) -> None:
         self.position = start
         self.open_end = open_end  # a frame may reach beyond the end: it is then simply not walked
         self.previous = previous  # None: unknown, the first frame's own word is taken
         self.wrong = ""
-        self.segment_start = start
+        self.segment_start = start if segment_start is None else segment_start
         self.index_rows: Rows | None = None if index is None else {}  # what an index of these frames would say
         self.landmarks_seen: set[int] = set()
         self._landmarks = dict(index.landmarks) if index else {}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -25,10 +26,12 @@ import msgspec
 from chronik_repl.errors import ChronikError
 from chronik_repl.spark.closer import Closer, CloserTask, look_closer, look_closer_local
 from chronik_repl.spark.digest import Scan, ScanTask, scan, scan_local
+from chronik_repl.spark.index import landmarks_in
 from chronik_repl.spark.plan import Plan, Span, compared_end, make_plan
 from chronik_repl.spark.proved import Proved, State
-from chronik_repl.spark.storage import Content, is_local, open_local
+from chronik_repl.spark.storage import Content, Local, is_local, open_local
 from chronik_repl.spark.survey import Copy, storage_for, survey
+from chronik_repl.spark.tasks import PIECE_BYTES, Landmark, joined_scans, scan_tasks, split_points
 from chronik_repl.spark.verdict import Judged, Ledger, Report, index_lie, judge, take_closer
 
 WAVE_TASKS = 240
@@ -91,6 +94,7 @@ class _Run:
         self.bytes_read = self.bytes_proved = 0
         self.total = self.done = 0
         self.state: State | None = None
+        self.splits: dict[int, tuple[Landmark, ...]] = {}  # of the large segments of this wave
 
     def report(self, startup_s: float) -> Report:
         leader = ask_leader(self.options.leader) if self.options.leader else None
@@ -141,7 +145,13 @@ class _Run:
     def _wave(self, spans: list[Span]) -> list[Judged]:
         known = {s.start: self._known(s) for s in spans}
         references = {s.start: _PROVED if known[s.start] else _reference(s, i) for i, s in enumerate(spans)}
+        self.splits = {s.start: points for s in spans if (points := self._split_points(s, references[s.start]))}
         judged = self._pass(spans, references, known)
+        # An index that named no frame at a split has spoilt the walk: once more in one piece.
+        spoilt = {j.span.start: j.reference for j in judged if j.span.start in self.splits and _wrong(j)}
+        for start in spoilt:
+            del self.splits[start]
+        judged = self._repeat(judged, spoilt)
         # A reference that was removed, or that is the bad one, has told nothing of the rest: take another.
         again: dict[int, str] = {}
         for j in judged:
@@ -157,7 +167,7 @@ class _Run:
         again = {}
         for j in judged:
             closer = closers.get(j.span.start)
-            if closer and not closer.gone and j.runs and j.runs[-1].wrong and j.reference not in closer.reference:
+            if closer and not closer.gone and _wrong(j) and j.reference not in closer.reference:
                 again[j.span.start] = closer.reference[0]
         judged = self._repeat(judged, again)
         for j in judged:
@@ -165,6 +175,15 @@ class _Run:
                 take_closer(j, closers[j.span.start])
         self._indexes(judged)
         return judged
+
+    def _split_points(self, span: Span, reference: str) -> tuple[Landmark, ...]:
+        part = span.part(reference)
+        large = span.closed and span.end - span.start > 2 * PIECE_BYTES
+        if not large or part is None or part.file is None or not part.file.index_path or not is_local(part.file.path):
+            return ()
+        path = part.file.index_path
+        landmarks = landmarks_in(lambda at, size: Local().read(path, at, size) or b"", span.start)
+        return split_points(span.start, span.end, landmarks)
 
     def _known(self, span: Span) -> Proved | None:
         if self.state is None or self.options.full or span.cuts or not span.parts:
@@ -190,26 +209,13 @@ class _Run:
                     self.bytes_proved += part.upto - span.start
                     self.done += part.upto - span.start
                     continue
-                tasks.append(
-                    ScanTask(
-                        part.copy,
-                        part.file.path,
-                        span.start,
-                        span.bounds(part.upto),
-                        part.copy == references[span.start],
-                        None,
-                        span.end if part.sealed else None,
-                        span.cuts,
-                        not (span.closed and part.upto == span.end),
-                        part.file.index_path
-                        if part.sealed and part.upto == span.end and is_local(part.file.path)
-                        else "",
-                    )
-                )
-        scans: dict[int, dict[str, Scan]] = {s.start: {} for s in spans}
+                walk = part.copy == references[span.start]
+                tasks += scan_tasks(span, part, walk, self.splits.get(span.start, ()))
+        pieces: dict[int, dict[str, list[Scan]]] = {s.start: defaultdict(list) for s in spans}
         for answer in self._scan(tasks):
-            scans[answer.start][answer.copy] = answer
+            pieces[answer.start][answer.copy].append(answer)
             self.bytes_read += answer.bytes_read
+        scans = {s.start: {c: joined_scans(found, s.cuts) for c, found in pieces[s.start].items()} for s in spans}
         out = []
         for span in spans:
             seen, entry = scans[span.start], known.get(span.start)
@@ -238,12 +244,7 @@ class _Run:
             spans = [
                 j.span for j in judged if copy in j.recheck_index and j.status.get(copy) in ("same", "proved earlier")
             ]
-            tasks = [
-                ScanTask(copy, p.file.path, s.start, s.bounds(p.upto), True, None, None, (), False, p.file.index_path)
-                for s in spans
-                for p in s.parts
-                if p.copy == copy and p.file
-            ]
+            tasks = [t for s in spans for p in s.parts if p.copy == copy for t in scan_tasks(s, p, True, ())]
             for answer in self._scan(tasks):
                 if answer.index_lie:
                     j = next(j for j in judged if j.span.start == answer.start)
@@ -253,18 +254,19 @@ class _Run:
 
     def _scan(self, tasks: list[ScanTask]) -> list[Scan]:
         local = [t for t in tasks if is_local(t.path)]
-        remote = {t.path: t for t in tasks if not is_local(t.path)}
-        answers = self._map(local, scan_local, sum(t.bounds[-1] - t.start for t in local), "comparing")
+        answers = self._map(local, scan_local, sum(t.bounds[-1] - t.bounds[0] for t in local), "comparing")
+        remote: dict[str, list[ScanTask]] = defaultdict(list)
+        for task in tasks:
+            if not is_local(task.path):
+                remote[task.path].append(task)
         if remote:
-            given = self.context.broadcast(remote)
-            files = self.context.binaryFiles(",".join(remote), len(remote))
-            found = self._collect(
-                files.filter(lambda f: f[0] in given.value).map(lambda f: scan(given.value[f[0]], Content(f[1]))),
-                "comparing",
-            )
+            given = self.context.broadcast(dict(remote))
+            files = self.context.binaryFiles(",".join(remote), len(remote)).filter(lambda f: f[0] in given.value)
+            found = self._collect(files.flatMap(lambda f: _scan_content(given.value[f[0]], f[1])), "comparing")
             there = {(a.copy, a.start) for a in found}
             answers += found
-            answers += [Scan(t.copy, t.start, missing=True) for t in remote.values() if (t.copy, t.start) not in there]
+            gone = {(t.copy, t.start) for ts in remote.values() for t in ts} - there
+            answers += [Scan(copy, start, missing=True) for copy, start in sorted(gone)]
         self.done += sum(a.bytes_read for a in answers)
         return answers
 
@@ -326,10 +328,18 @@ class _Run:
             self.state.forget_below(min((c.start for c in ledger.copies if c.segments), default=0))
 
 
+def _wrong(judged: Judged) -> bool:
+    return bool(judged.runs and judged.runs[-1].wrong)
+
+
 def _reference(span: Span, turn: int) -> str:
     """Whose frames are walked: the copy that reaches furthest, taking turns so that no disk does all the work."""
     held = [p for p in span.parts if p.file is not None and p.upto == max(q.upto for q in span.parts if q.file)]
     return held[turn % len(held)].copy if held else ""
+
+
+def _scan_content(tasks: list[ScanTask], data: bytes) -> list[Scan]:
+    return [scan(task, Content(data)) for task in tasks]
 
 
 def _look_closer_remote(task: CloserTask, contents: dict[str, bytes]) -> Closer:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from chronik_repl.spark.digest import block_bounds
 from chronik_repl.spark.survey import Copy, SegmentFile
 
 
@@ -42,9 +41,6 @@ class Span(msgspec.Struct, frozen=True):
     def cuts(self) -> tuple[int, ...]:
         """Where copies end inside the span."""
         return tuple(sorted({p.upto for p in self.parts if self.start < p.upto < self.reaches}))
-
-    def bounds(self, upto: int) -> tuple[int, ...]:
-        return block_bounds(self.start, upto, self.cuts)
 
     def part(self, copy: str) -> Part | None:
         return next((p for p in self.parts if p.copy == copy), None)

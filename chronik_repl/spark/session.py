@@ -7,6 +7,7 @@ its start and uses only in its linear algebra: a small `java` of ours leaves tha
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import re
@@ -59,7 +60,7 @@ def find_java() -> str | None:
 
 def _without_vector_module(java_home: Path) -> str:
     """A JAVA_HOME whose `java` leaves out the one module that this JRE lacks."""
-    home = Path(tempfile.gettempdir()) / f"chronik-java-{os.getuid()}"
+    home = _scratch("chronik-java-")
     wrapper = home / "bin" / "java"
     script = (
         "#!/bin/bash\n"
@@ -67,11 +68,17 @@ def _without_vector_module(java_home: Path) -> str:
         '*) set -- "$@" "$word" ;; esac; done\n'
         f'exec "{java_home}/bin/java" "$@"\n'
     )
-    if not wrapper.exists() or wrapper.read_text() != script:
-        wrapper.parent.mkdir(parents=True, exist_ok=True)
-        wrapper.write_text(script)
-        wrapper.chmod(0o755)
+    wrapper.parent.mkdir()
+    wrapper.write_text(script)
+    wrapper.chmod(0o700)
     return str(home)
+
+
+def _scratch(prefix: str) -> Path:
+    """A directory of our own, for as long as this process runs."""
+    folder = tempfile.mkdtemp(prefix=prefix)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def require_spark() -> None:
@@ -139,6 +146,6 @@ def ship_package(spark_context: Any) -> None:
     if spark_context.master.startswith("local"):
         return
     root = Path(__file__).resolve().parent.parent
-    folder = tempfile.mkdtemp(prefix="chronik-parity-")
-    archive = shutil.make_archive(str(Path(folder) / "chronik_repl_package"), "zip", root.parent, root.name)
+    folder = _scratch("chronik-parity-")
+    archive = shutil.make_archive(str(folder / "chronik_repl_package"), "zip", root.parent, root.name)
     spark_context.addPyFile(archive)

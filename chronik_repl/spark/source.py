@@ -150,9 +150,8 @@ class LogFolder:
             following = copy.segments[number + 1].start if number + 1 < len(copy.segments) else None
             low, high = max(start, file.start), min(end, following if following is not None else end)
             if low < high:
-                whole = following is not None and (low, high) == (file.start, following)
                 found.append(
-                    Stretch(file.path, file.start, low, high, file.index_path if following is not None else "", whole)
+                    Stretch(file.path, file.start, low, high, file.index_path if following is not None else "")
                 )
         return found
 

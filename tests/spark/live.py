@@ -22,7 +22,7 @@ from chronik_repl.spark.verdict import Report
 from tests.clients.cluster import Cluster, wait_for
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-VARIABLES = {"WAL_SEGMENT_BYTES": str(1 << 20), "WAL_RETENTION_BYTES": str(40 << 20)}
+VARIABLES = {"WAL_SEGMENT_BYTES": str(1 << 20), "WAL_RETENTION_BYTES": str(16 << 20)}
 
 
 class Load:
@@ -80,7 +80,7 @@ def main(runs: int) -> int:
 
     spark = open_session("local[2]")
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), **VARIABLES)
+        cluster = Cluster(Path(folder), 2, **VARIABLES)
         cluster.start()
         try:
             with Load(cluster.bootstrap) as load:

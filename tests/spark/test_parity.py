@@ -8,8 +8,10 @@ import json
 import os
 import shutil
 import threading
+from array import array
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from chronik_repl.errors import ConfigError
 from chronik_repl.positions import Position
-from chronik_repl.spark import commands, parity, storage
+from chronik_repl.spark import commands, parity, storage, tasks
 from chronik_repl.spark.page import as_page
 from chronik_repl.spark.parity import CannotTell, Options, run
 from chronik_repl.spark.report import as_json
@@ -25,6 +27,7 @@ from chronik_repl.spark.verdict import Report
 from chronik_repl.wal import segment
 from tests.spark import plants
 from tests.spark.logs import Writer, batch, copy_log, write_mark
+from tests.spark.test_planted import index_of
 
 RAW = batch([(b"k", b"v" * 50, [])] * 10)
 
@@ -385,3 +388,50 @@ def test_copies_on_disk_are_never_touched(spark: Any, copies: tuple[Writer, dict
     run(spark, of(paths, state=str(tmp_path / "state")))
     for path in (tmp_path / "kept" / "wal").iterdir():
         assert path.read_bytes() == (paths["a"] / "wal" / path.name).read_bytes()
+
+
+def test_a_large_segment_is_split_where_its_index_says(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digests and walks of the pieces give what one task gives; an index that leads to no frame costs only time."""
+    writer = Writer(tmp_path / "a", segment_bytes=1 << 20, keep=True)
+    while len(writer.starts) < 3:
+        writer.data(f"t{writer.position % 2}", writer.position % 3, RAW, 10)
+    writer.close()
+    starts, chain = writer.starts, 0
+    for start, end in pairwise(starts):
+        frames = [f for f in writer.written if start <= f.position < end]
+        (tmp_path / "a" / "wal" / f"{start:020d}.idx").write_bytes(index_of(frames, start, chain).encode())
+        chain = plants.checksum_of(frames[-1])
+    copy_log(tmp_path / "a", tmp_path / "b")
+    paths = {n: tmp_path / n for n in "ab"}
+    whole = run(spark, of(paths))
+    monkeypatch.setattr(tasks, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(parity, "PIECE_BYTES", 100_000)
+    asked: list[int] = []
+    scan = parity._Run._scan
+
+    def count(self: Any, given: Any) -> Any:
+        asked.append(len(given))
+        return scan(self, given)
+
+    monkeypatch.setattr(parity._Run, "_scan", count)
+    split = run(spark, of(paths, state=str(tmp_path / "state")))
+    assert asked[0] > 20
+    assert (split.verdict, split.partitions, split.records) == ("same", whole.partitions, whole.records)
+    assert run(spark, of(paths, state=str(tmp_path / "state"))).bytes_proved_earlier > 0
+    frame = writer.written[900]
+    plants.cut_out(paths["b"], 0, frame)
+    found = run(spark, of(paths))
+    assert [(d.copy, d.kind, d.start, d.end) for d in found.differences] == [
+        ("b", "missing", frame.position, frame.end)
+    ]
+    shutil.copy(file_of(paths["a"], 0), file_of(paths["b"], 0))
+    frames = [f for f in writer.written if f.position < starts[1]]
+    index = index_of(frames, 0, 0)
+    index.ends = array("Q", [end + 1 for end in index.ends[:-1]] + [index.ends[-1]])  # landmarks a byte too far
+    for folder in paths.values():
+        (folder / "wal" / f"{0:020d}.idx").write_bytes(index.encode())
+    found = run(spark, of(paths))
+    assert {(d.copy, d.kind) for d in found.differences} == {("a", "index"), ("b", "index")}
+    assert found.records == whole.records
