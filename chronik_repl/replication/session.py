@@ -11,8 +11,7 @@ Shipper, receiver and election all speak through `Connection`. What it promises:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -22,7 +21,8 @@ from chronik_repl.replication.messages import Feeder, Frames, Message, encode
 from chronik_repl.replication.network import Network, Stream
 from chronik_repl.wal.disk import Buffer
 
-RECEIVE_BYTES = 1024 * 1024
+RECEIVE_BYTES_MIN = 16 * 1024  # what is asked for grows while it is filled: a large buffer costs even when it is not
+RECEIVE_BYTES_MAX = 1024 * 1024
 LINK_BYTES_PER_S_MIN = 256 * 1024  # the slowest link that large frames are given time for
 HANDSHAKE_TIMEOUT_S = 5.0
 
@@ -40,6 +40,7 @@ class Connection:
         self._timeout_s = HANDSHAKE_TIMEOUT_S
         self._deadline = trio.current_time() + self._timeout_s
         self._sending = trio.Lock()
+        self._receive_bytes = RECEIVE_BYTES_MIN
         self.closed = trio.Event()
         self.received_bytes = 0
         self.sent_bytes = 0
@@ -59,11 +60,19 @@ class Connection:
                 self._deadline = trio.current_time() + self._timeout_s
                 return event
             allowance_s = self._feeder.needed_bytes / LINK_BYTES_PER_S_MIN
-            with self._translated("the peer said nothing whole for too long"):
+            try:
                 with trio.fail_at(self._deadline + allowance_s):
-                    data = await self._stream.receive_some(RECEIVE_BYTES)
+                    data = await self._stream.receive_some(self._receive_bytes)
+            except trio.TooSlowError:
+                raise ConnectionLost("the peer said nothing whole for too long") from None
+            except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+                raise _broken(error) from error
             if not data:
                 raise ConnectionLost("the peer closed the connection")
+            if len(data) == self._receive_bytes:
+                self._receive_bytes = min(RECEIVE_BYTES_MAX, 2 * self._receive_bytes)
+            elif len(data) < self._receive_bytes // 4:
+                self._receive_bytes = max(RECEIVE_BYTES_MIN, self._receive_bytes // 2)
             self.received_bytes += len(data)
             self.last_received_at = trio.current_time()
             self._feeder.feed(data)
@@ -71,9 +80,14 @@ class Connection:
     async def send(self, data: Buffer) -> None:
         """All of it, or ConnectionLost."""
         allowance_s = self._timeout_s + len(data) / LINK_BYTES_PER_S_MIN
-        with self._translated("the peer took nothing for too long"), trio.fail_after(allowance_s):
-            async with self._sending:
-                await self._stream.send_all(data)
+        try:
+            with trio.fail_after(allowance_s):
+                async with self._sending:
+                    await self._stream.send_all(data)
+        except trio.TooSlowError:
+            raise ConnectionLost("the peer took nothing for too long") from None
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+            raise _broken(error) from error
         self.sent_bytes += len(data)
 
     async def say(self, message: Message) -> None:
@@ -86,14 +100,9 @@ class Connection:
             scope.cancel()
             await self._stream.aclose()
 
-    @contextmanager
-    def _translated(self, too_slow: str) -> Iterator[None]:
-        try:
-            yield
-        except trio.TooSlowError:
-            raise ConnectionLost(too_slow) from None
-        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
-            raise ConnectionLost(f"the connection broke: {error.__cause__ or error}") from error
+
+def _broken(error: BaseException) -> ConnectionLost:
+    return ConnectionLost(f"the connection broke: {error.__cause__ or error}")
 
 
 class Together:

@@ -42,6 +42,7 @@ from chronik_repl.wal.frame import CHECKSUM, FIELDS, HEAD, TOPIC_LEN, BadFrame, 
 PIECE_BYTES = 1024 * 1024
 CHECKED_BYTES = 64 * 1024 * 1024
 FIRST_DELAY_S = 0.1
+WATERMARK_DELAY_S = 0.002  # how long a new high watermark may wait for frames to travel with
 SENT_BYTES_KEPT = 8 * 1024 * 1024  # of runs that are not acked yet: their chain values are found without a read
 
 
@@ -287,6 +288,12 @@ class Link:
         heartbeat_at = trio.current_time()
         while True:
             data = await self._next_data(ring)
+            if not data and self._watermark_alone():
+                with trio.move_on_after(WATERMARK_DELAY_S):  # frames may come, and take it along
+                    parked = self._parked = trio.Event()
+                    await parked.wait()
+                self._parked = None
+                data = await self._next_data(ring)
             assert self.identity is not None
             if not epochs.may_ship(self._log.state.membership, self.identity, asked_for=self.listed):
                 raise ProtocolError(f"node {self.node_id} was removed from the cluster")
@@ -309,6 +316,15 @@ class Link:
                 with trio.move_on_at(heartbeat_at):
                     await parked.wait()
             self._parked = None
+
+    def _watermark_alone(self) -> bool:
+        """Is the high watermark all that there is to say?"""
+        return (
+            not self._queue
+            and not self._asked_again
+            and self._log.committed.value != self._watermark_told[0]
+            and not self._leading.drained
+        )
 
     def _due(self) -> list[bytes]:
         """Control messages that go before the next frames."""

@@ -54,7 +54,8 @@ class TcpNetwork:
     """Dials and listens on the machine's own network."""
 
     def __init__(self, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None) -> None:
-        self._server_tls, self._client_tls = tls or (None, None)
+        self._server_tls = tls[0] if tls else None
+        self._client_tls = tls[1] if tls else None
 
     async def dial(self, address: str) -> Stream:
         host, port = split_address(address)

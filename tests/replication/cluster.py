@@ -17,6 +17,7 @@ from chronik_repl.replication.tcp import TcpNetwork
 from chronik_repl.wal.changes import TopicMade
 from chronik_repl.wal.disk import RealDisk
 from chronik_repl.wal.frame import TOPIC_PATTERN
+from chronik_repl.wal.segment import FRAMES_AT, Mark, best_mark
 from chronik_repl.wal.values import Appended
 
 DEADLINE_S = 20.0
@@ -104,6 +105,8 @@ class Running:
 
 
 class Cluster:
+    """Several of them."""
+
     def __init__(self, path: Path, nursery: trio.Nursery) -> None:
         self.path, self.nursery = path, nursery
         self.nodes: dict[int, Running] = {}
@@ -125,6 +128,16 @@ class Cluster:
         await self.same_logs()
         return leader
 
+    async def settled(self) -> None:
+        """The same logs, and every node's own mark says so: a crash forgets nothing of that."""
+        await self.same_logs()
+
+        def known() -> bool:
+            marks = [(mark_of(running.path), running.up.log.end) for running in self.nodes.values()]
+            return all(mark is not None and mark[1:] == (end, end) for mark, end in marks)
+
+        await until(known, "the marks are written")
+
     async def same_logs(self, *nodes: Running) -> None:
         """All nodes hold the same log, durable and committed to its end."""
         chosen = nodes or tuple(self.nodes.values())
@@ -135,6 +148,12 @@ class Cluster:
             return len(ends) == 1 and logs[0].durable.value == logs[0].end == logs[0].committed.value
 
         await until(same, "the logs are the same")
+
+
+def mark_of(path: Path) -> Mark | None:
+    """What a node would know of its log after a crash."""
+    with sorted(path.glob("wal/*.wal"))[-1].open("rb") as file:
+        return best_mark(file.read(FRAMES_AT))
 
 
 async def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:

@@ -10,7 +10,6 @@ import trio.lowlevel
 
 from chronik_repl.errors import CorruptLog, Refused
 from chronik_repl.positions import Position
-from chronik_repl.wal.segment import best_mark
 from chronik_repl.wal.values import Damage
 from tests.replication.cluster import Cluster, Running, produce, produced, running_cluster, until
 
@@ -22,16 +21,10 @@ async def filled(cluster: Cluster, followers: int = 1, **variables: str) -> Runn
         produce(leader, b"%d" % number * 20_000)
         await trio.lowlevel.checkpoint()
     await cluster.same_logs()
+    await cluster.settled()
     for running in cluster.nodes.values():
-        await until(lambda: marked(running.path) == leader.up.log.end, "the marks say that all is durable")  # noqa: B023
         await until(lambda: len(sealed(running.path)) >= 2, "segments are sealed")  # noqa: B023
     return leader
-
-
-def marked(path: Path) -> int:
-    with sorted(path.glob("wal/*.wal"))[-1].open("rb") as file:
-        mark = best_mark(file.read(12288))
-    return mark.durable_end if mark else 0
 
 
 def sealed(path: Path) -> list[Path]:

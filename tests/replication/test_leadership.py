@@ -29,7 +29,7 @@ async def prepared(cluster: Cluster, **variables: str) -> dict[int, Running]:
     return cluster.nodes
 
 
-@pytest.mark.parametrize("order", itertools.permutations(NODES), ids=str)
+@pytest.mark.parametrize("order", list(itertools.permutations(NODES)), ids=str)
 async def test_cluster_comes_up_in_every_order_of_starts(tmp_path: Path, order: tuple[int, ...]) -> None:
     async with running_cluster(tmp_path) as cluster:
         nodes = await prepared(cluster)
@@ -102,7 +102,7 @@ async def test_kf59_restarted_old_leader_follows_the_new_one(tmp_path: Path) -> 
 async def test_leader_that_cannot_be_dialled_does_not_fight_the_new_one(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         leader = await cluster.leader_and(2, replication_mode="sync")
-        await cluster.same_logs()
+        await cluster.settled()
         await leader.crash()
         await cluster.nodes[2].up.promote()
         cluster.forgiving = True
@@ -150,7 +150,7 @@ async def test_accepted_loss_is_written_and_what_is_cut_is_kept(tmp_path: Path) 
         for running in nodes.values():
             await running.start()
         await until(lambda: nodes[1].up.accepting and len(nodes[1].up.peers) == 3, "all are members")
-        await cluster.same_logs()
+        await cluster.settled()
         for node_id in (2, 3):
             await nodes[node_id].crash()
         lost = produce(nodes[1], b"acked by the leader alone")
@@ -192,6 +192,8 @@ async def test_drained_leader_loses_nothing_that_was_pending(tmp_path: Path) -> 
             nursery.start_soon(load)
             await until(lambda: len(accepted) > 200, "records stream in")
             await cluster.nodes[2].up.promote()
+        new = cluster.nodes[2].up.log
+        await new.committed.wait(new.end)
         assert await produced(cluster.nodes[2]) == accepted
         with pytest.raises(NotLeader):
             produce(leader, b"too late")

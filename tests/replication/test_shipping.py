@@ -98,7 +98,8 @@ async def test_kf28_retention_passes_a_catch_up_that_is_reading(
 ) -> None:
     monkeypatch.setattr(leader_module, "RETENTION_INTERVAL_S", 0.05)
     async with running_cluster(tmp_path) as cluster:
-        leader, wires = await wired(cluster, 1, wal_retention_bytes="2MiB", wal_keep_bytes="3MiB")
+        small = {"replication_max_queue_bytes": "64KiB", "wal_retention_bytes": "2MiB", "wal_keep_bytes": "3MiB"}
+        leader, wires = await wired(cluster, 1, **small)
         wires[2].reset()
         wires[2].bytes_per_s = 2e6  # so that retention is faster than the catch-up
         for _ in range(400):
