@@ -205,6 +205,22 @@ async def test_a_silent_member_is_removed_after_a_restart_too(tmp_path: Path) ->
             assert house.log.state.groups["g"].generation == 2
 
 
+async def test_a_leader_that_is_drained_writes_nothing(tmp_path: Path) -> None:
+    """Not even that a member fell silent, or a producer's id: another is about to go on from the end of this log."""
+    with trio.fail_after(DEADLINE_S):
+        async with open_door(tmp_path) as (house, address), connect(address) as client:
+            await one_member(client, session_ms=1_000)
+            house.accepting = False
+            end = house.log.end
+            await trio.sleep(1.5)
+            told = await client.ask(codec.InitProducerIdRequest(transactional_id=None), 4)
+            assert told.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+            assert house.log.end == end
+            house.accepting = True
+            while house.log.state.groups["g"].members:
+                await trio.sleep(0.05)
+
+
 async def test_followers_and_new_leaders_say_so(tmp_path: Path) -> None:
     with trio.fail_after(DEADLINE_S):
         async with open_door(tmp_path) as (house, address), connect(address) as client:
