@@ -29,6 +29,7 @@ from chronik_repl.spark.layout import Piece
 WINDOW_PIECES = 50_000
 CANDIDATES_MAX = 16  # counterparts of one frame: the same change written twice in one millisecond is the same frame
 RANGES_MAX = 16
+PAIRS_MAX = 1_000_000  # of frames that stand in each other's place: beyond that they are not told apart
 
 Kind = Literal[
     "missing", "extra", "damaged", "out of order", "duplicated", "stale", "changed", "header", "index", "wrong log"
@@ -193,6 +194,10 @@ class _Window:
         if frames and ours and max(p.epoch for p in frames) < min(p.epoch for p in ours):
             detail = f"frames of epoch {frames[0].epoch}, where the others have epoch {ours[0].epoch}"
             yield self._named("stale", frames, frames[0].place, frames[-1].place + frames[-1].size, detail)
+            return
+        if len(ours) * len(frames) > PAIRS_MAX:
+            detail = f"{len(frames)} other frames than the others have here"
+            yield self._named("changed", ours, theirs[0].place, theirs[-1].place + theirs[-1].size, detail)
             return
         ends_here = (
             bool(theirs)
