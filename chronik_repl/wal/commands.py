@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from chronik_repl.wal.values import Damage
     from chronik_repl.wal.verify import Verified
 
+WAL = """examples:
+  chronik wal verify /var/lib/chronik
+  chronik wal dump /var/lib/chronik --records"""
 VERIFY = """examples:
   chronik wal verify /var/lib/chronik
   chronik wal verify --json /var/lib/chronik | jq '.damage[]'
@@ -26,9 +29,11 @@ exit codes: 0, 1 damage (named on stderr; what is good is shown), 2 the log cann
 
 
 def register(subparsers: Any) -> None:
-    wal = subparsers.add_parser("wal", help="check or show one log", description="Check or show one log.")
-    commands = wal.add_subparsers(metavar="COMMAND", required=True, title="commands")
     style = argparse.RawDescriptionHelpFormatter
+    wal = subparsers.add_parser(
+        "wal", help="check or show one log", description="Check or show one log.", epilog=WAL, formatter_class=style
+    )
+    commands = wal.add_subparsers(metavar="COMMAND", required=True, title="commands")
     verify = commands.add_parser(
         "verify",
         help="check every frame, the chain, the segments and the indexes",

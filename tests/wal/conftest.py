@@ -1,3 +1,5 @@
+"""What the log's tests share: disks to put it on."""
+
 from __future__ import annotations
 
 from pathlib import Path
