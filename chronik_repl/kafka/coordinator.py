@@ -26,6 +26,8 @@ from chronik_repl.standing import House
 from chronik_repl.wal.changes import Change, CommittedOffset, GroupRemoved, OffsetsCommitted
 from chronik_repl.wal.state import GroupState
 
+GROUPS_MAX = 20_000  # with members, at once
+NAME_MAX = 1_024
 COMMIT_TIMEOUT_S = 5.0  # for the high watermark; then the client looks for its coordinator and asks again
 LOAD_TIMEOUT_S = 2.0  # for this epoch's own start
 GLANCE_S = 1.0  # how late the end of a leadership may be noticed here; requests notice it at once
@@ -115,6 +117,8 @@ class Coordinator:
         if group is None:
             if ask.member_id:
                 return Joined(Code.UNKNOWN_MEMBER_ID, ask.member_id)
+            if len(self._groups) >= GROUPS_MAX:
+                return Joined(Code.COORDINATOR_NOT_AVAILABLE)
             group = Group(name)
         self._groups[name] = group
         ticket, slot = self._wait_slot()
@@ -232,7 +236,7 @@ class Coordinator:
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _standing_for(self, name: str) -> Code:
-        return await self.ready() if name else Code.INVALID_GROUP_ID
+        return await self.ready() if 0 < len(name) <= NAME_MAX else Code.INVALID_GROUP_ID
 
     def _find(self, name: str) -> Group | None:
         group = self._groups.get(name)

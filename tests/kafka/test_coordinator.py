@@ -299,6 +299,15 @@ async def test_describe_list_and_delete(tmp_path: Path) -> None:
             assert await committed(client, "stored") == -1
 
 
+async def test_a_flood_of_groups_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "GROUPS_MAX", 5)
+    with trio.fail_after(DEADLINE_S):
+        async with open_door(tmp_path) as (_, address), connect(address) as client:
+            codes = [(await client.ask(join(group=f"g{n}"), 8)).error_code for n in range(7)]
+            assert codes == [Code.MEMBER_ID_REQUIRED] * 5 + [Code.COORDINATOR_NOT_AVAILABLE] * 2
+            assert (await client.ask(join(group="x" * 1025), 8)).error_code == Code.INVALID_GROUP_ID
+
+
 async def test_leave_many_at_once(tmp_path: Path) -> None:
     with trio.fail_after(DEADLINE_S):
         async with open_door(tmp_path) as (house, address), connect(address) as client:
