@@ -15,7 +15,6 @@ from chronik_repl import identity
 from chronik_repl.errors import DiskFailed
 from chronik_repl.follower import Following
 from chronik_repl.replication import epochs, progress
-from chronik_repl.replication.local import Local
 from chronik_repl.replication.messages import Ack
 from chronik_repl.replication.receiver import Receiver
 from chronik_repl.replication.ring import Ring
@@ -45,7 +44,7 @@ _following = Following.__init__
 _meet = Link._meet
 _commit = Committer._commit
 _take = Ring.take
-_answer = Local.answer
+_wait = Watermark.wait
 
 
 async def _open_and_cut(cls: type[Log], *args: Any, **kwargs: Any) -> Log:
@@ -119,7 +118,7 @@ def _count_without_own(self: progress.Progress, durable_end: int, sets: Any) -> 
 def _all_of_them(members: Any, me: Any, acked: Any, durable_end: int) -> int:
     if members.sync_replicas:
         return int(_held_by(members, me, acked, durable_end))
-    return min([durable_end, *(acked.get(who, 0) for who in members.who if who != me)])
+    return int(min([durable_end, *(acked.get(who, 0) for who in members.who if who != me)]))
 
 
 def _begin_at_once(self: Log, *args: Any) -> Any:
@@ -156,20 +155,12 @@ def _point_of_known_epochs(one: epochs.Summary, other: epochs.Summary) -> Any:
     return _point(one, other)
 
 
-async def _always_park(self: Watermark, position: int) -> None:
-    await self.wait_beyond(max(position - 1, self.value))  # type: ignore[arg-type]
+async def _always_park(self: Watermark, position: Any) -> None:
+    await _wait(self, max(position, self.value + 1))
 
 
 async def _not_synced(self: SimDisk, folder: str) -> None:
     await trio.lowlevel.checkpoint()
-
-
-def _synced_end(self: Local, *args: Any) -> Any:
-    answer = _answer(self, *args)
-    durable = self.log.durable.value
-    if answer.history and answer.history[-1].start >= durable:
-        return answer
-    return msgspec.structs.replace(answer, log_end=durable, end_checksum=self.log.durable_checksum)
 
 
 BUGS: dict[str, Bug] = {

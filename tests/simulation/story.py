@@ -129,7 +129,7 @@ class Story:
                         node.log.append_change(TopicMade(TOPIC, PARTITIONS))
                     except ChronikError:
                         continue
-            await trio.sleep(0.01)
+            await trio.sleep(0.05)
 
     # ── producers and readers ──
 
@@ -140,7 +140,7 @@ class Story:
             if not self._troubled:
                 return
             if not ready or self.appended >= self._allowance():
-                await trio.sleep(0.02)
+                await trio.sleep(0.04)
                 continue
             machine = self.rng.choice(ready)
             for _ in range(self.rng.choice((1, 1, 1, 3))):
@@ -195,7 +195,7 @@ class Story:
     async def _consume(self) -> None:
         """Reads anywhere: only what is committed, and exactly that."""
         while True:
-            await trio.sleep(self.rng.uniform(0.02, 0.2))
+            await trio.sleep(self.rng.uniform(0.02, 0.2) if self._troubled else 1.0)
             machine = self.rng.choice(list(self.cluster.machines.values()))
             node = machine.node
             if node is None or machine.frozen or not node.serving or TOPIC not in node.log.state.topics:
@@ -245,7 +245,9 @@ class Story:
             (2, self._rot),
             (5, self._promote),
             (1, self._accept_loss),
-            (1, self._lose_disk),
+            (2, self._lose_disk),
+            (6, self._fail_over),
+            (2, self._promote_two),
             (1, self._stop),
             (1, self._jump_clock),
             (1, self._members),
@@ -458,6 +460,36 @@ class Story:
         ok = await self._promote_one(machine, accept_loss=False)
         return f"promotion of {machine.name}" if ok else ""
 
+    async def _fail_over(self) -> str:
+        """The leader dies in the middle of its work and another is promoted at once; the old one comes back later."""
+        leading = self.cluster.leader()
+        others = [m for m in self.cluster.machines.values() if m is not leading and m.node is not None and not m.frozen]
+        if leading is None or leading.frozen or leading.name in self._busy or not others or self._nursery is None:
+            return ""
+        for _ in range(self.rng.choice((0, 2, 8))):
+            self._nursery.start_soon(self._append, self.rng.randrange(PRODUCERS), leading)
+        await trio.sleep(self.rng.choice((0.0, 0.0003, 0.0006, 0.001, 0.002, 0.01)))
+        self._start(leading, self.rng.choice((0.0, 0.3, 1.0, 4.0)))
+        if self.rng.random() < 0.5:
+            leading.power_cut()
+        else:
+            leading.kill()
+        for machine in self.rng.sample(others, len(others)):
+            if await self._promote_one(machine, accept_loss=False):
+                return f"{leading.name} dies and {machine.name} takes over"
+        return f"{leading.name} dies and nobody can take over"
+
+    async def _promote_two(self) -> str:
+        """Two operators at once."""
+        others = [m for m in self.cluster.machines.values() if m is not self.cluster.leader() and m.node is not None]
+        if len(others) < 2:
+            return ""
+        chosen = self.rng.sample(others, 2)
+        async with trio.open_nursery() as nursery:
+            for machine in chosen:
+                nursery.start_soon(lambda machine=machine: self._promote_one(machine, accept_loss=False))  # type: ignore[misc]
+        return f"{chosen[0].name} and {chosen[1].name} are promoted at once"
+
     async def _promote_one(self, machine: Machine, *, accept_loss: bool) -> bool:
         node = machine.node
         if node is None or machine.frozen:
@@ -553,7 +585,7 @@ class Story:
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         with trio.move_on_after(timeout_s):
             while not condition():
-                await trio.sleep(0.02)
+                await trio.sleep(0.05)
             return True
         return False
 
