@@ -1,11 +1,7 @@
-"""The seam between the log and the machine: one data directory, and the only place where anything is made durable.
+"""The machine's disk: one data directory, and the only place where anything in it is made durable.
 
-`Disk` is what the log asks of a directory. `RealDisk` is the machine's; the simulator has the other one
-(tests/simulation/disk.py), which keeps, loses, tears and misplaces what was not synced.
-
-Names are relative to the data directory, with `/` between folder and file. Every method that waits is async; nothing
-here blocks the event loop. Any OSError of a write, sync, rename or truncate becomes DiskFailed, which is final: after
-it every call that changes something raises the same error.
+It keeps what `Disk` promises (seam.py). Commits go to a thread of their own; everything else that may wait goes to
+trio's threads. Every error of a change is final.
 """
 
 from __future__ import annotations
@@ -17,17 +13,20 @@ import mmap
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 
 from chronik_repl.errors import CorruptLog, DiskFailed, DiskFull, ForeignLog
+from chronik_repl.wal.seam import Buffer, Disk, File, Write
 
-Buffer = bytes | bytearray | memoryview
+__all__ = ["Buffer", "Disk", "File", "RealDisk", "Write"]
+
 T = TypeVar("T")
 
 IOV_MAX = 1024  # buffers that one pwritev takes
@@ -35,79 +34,6 @@ FILL_STEP = 1024 * 1024
 SMALL_READ = 256 * 1024
 SWITCH_INTERVAL_S = 0.0005
 _ZEROS = memoryview(bytes(FILL_STEP))
-
-
-class Write(NamedTuple):
-    """Consecutive bytes for one place in a file."""
-
-    at: int
-    buffers: Sequence[Buffer]
-
-
-class File(Protocol):
-    """An open file of the directory. Its name may change by `Disk.rename`; the handle stays good."""
-
-    @property
-    def name(self) -> str: ...
-
-    def close(self) -> None: ...
-
-
-class Disk(Protocol):
-    async def open(self, name: str, *, create: bool = False) -> File:
-        """For reading and writing. Without `create` a missing file raises FileNotFoundError."""
-
-    async def commit(self, file: File, writes: Sequence[Write]) -> None:
-        """All of these writes, in this order, then one fdatasync. Commits of one disk run one after another, in call
-        order, on the committer thread; a second may be called while the first runs, so that the device never waits.
-        A return means that all earlier commits are durable too; two that end together may return in either order."""
-
-    async def read(self, file: File, at: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file. Served from the page cache without a thread hop."""
-
-    async def read_into(self, file: File, at: int, buffer: memoryview) -> int:
-        """As `read`, into a buffer of the caller's, off the event loop; returns how many bytes. For those who read
-        much: fresh memory costs more than the reading."""
-
-    async def map(self, name: str) -> memoryview:
-        """A whole file, mapped and not loaded: for files that are replaced, never changed. Raises FileNotFoundError."""
-
-    async def size(self, file: File) -> int: ...
-
-    async def list(self, folder: str) -> dict[str, int]:
-        """File name → size; {} for a folder that is not there. "" is the data directory itself."""
-
-    async def preallocate(self, name: str, size: int, *, hurry: trio.Event | None = None) -> None:
-        """Make (or make again) a file of zeros and sync it, in steps of 1 MiB with rests between them, and without once
-        `hurry` is set: then someone waits for it. Not yet in the directory for sure.
-        Raises DiskFull, leaving nothing behind, where there is no space for it: that is not yet a failure."""
-
-    async def zero(self, file: File, start: int, end: int) -> None:
-        """Cut the file at `start`, fill with zeros to `end`, sync: what truncation leaves behind."""
-
-    async def truncate(self, file: File, size: int) -> None:
-        """Cut and sync."""
-
-    async def rename(self, old: str, new: str) -> None:
-        """Durable only after `sync_dir`."""
-
-    async def remove(self, name: str) -> None: ...
-
-    async def replace(self, name: str, data: bytes) -> None:
-        """Written aside, synced, renamed, the folder synced: after a crash the old or the new, whole."""
-
-    async def make_folder(self, folder: str) -> None: ...
-
-    async def sync_dir(self, folder: str) -> None: ...
-
-    async def set_read_only(self, name: str) -> None: ...
-
-    def free_bytes(self) -> int: ...
-
-    def lock(self) -> None:
-        """Take the directory for this process, until `close`. Raises ForeignLog naming the pid that holds it."""
-
-    def close(self) -> None: ...
 
 
 class RealDisk:
@@ -321,12 +247,23 @@ class RealDisk:
         self._check()
         hurry = trio.Event() if hurry is None else hurry
         fd = await self._change("fill", name, self._start_fill, name, size)
+        fill = _Fill(fd, size, self._fill_pace)
+
+        async def pass_on() -> None:
+            try:
+                await hurry.wait()
+                fill.pace = 0
+            except trio.Cancelled:
+                fill.stopped = True
+                raise
+            finally:
+                fill.rest_over.set()
+
         try:
-            for at in range(0, size, FILL_STEP):
-                started = trio.current_time()
-                await self._change("fill", name, _fill, fd, at, min(size, at + FILL_STEP))
-                with trio.move_on_after((trio.current_time() - started) * self._fill_pace):
-                    await hurry.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pass_on)
+                await self._change("fill", name, fill.run)
+                nursery.cancel_scope.cancel()
         finally:
             os.close(fd)
 
@@ -527,9 +464,23 @@ def _write_all(fd: int, at: int, buffers: Sequence[Buffer]) -> None:
         at += size
 
 
-def _fill(fd: int, start: int, end: int) -> None:
-    _write_all(fd, start, (_ZEROS[: end - start],))
-    os.fdatasync(fd)
+class _Fill:
+    """Zeros, step by step, in one thread; after each step a rest for `pace` times what it took."""
+
+    def __init__(self, fd: int, size: int, pace: float) -> None:
+        self.fd, self.size, self.pace = fd, size, pace
+        self.stopped = False
+        self.rest_over = threading.Event()
+
+    def run(self) -> None:
+        for at in range(0, self.size, FILL_STEP):
+            started = time.perf_counter()
+            _write_all(self.fd, at, (_ZEROS[: min(self.size - at, FILL_STEP)],))
+            os.fdatasync(self.fd)
+            if self.pace:
+                self.rest_over.wait((time.perf_counter() - started) * self.pace)
+            if self.stopped:
+                return
 
 
 def _sync_dir(path: Path) -> None:

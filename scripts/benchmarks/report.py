@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,7 +87,7 @@ class Report:
         return 1 if any(result.ok is False for result in self.results) else 0
 
     def _print(self) -> None:
-        console = Console()
+        console = Console(width=None if sys.stdout.isatty() else 140)
         facts = machine()
         console.print(f"[bold]{self.bench}[/] on {facts['cores']} × {facts['cpu']}, {facts['memory_gb']} GB, "
                       f"Linux {facts['kernel']}, Python {facts['python']}", highlight=False)  # fmt: skip
