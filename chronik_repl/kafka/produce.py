@@ -29,6 +29,7 @@ from chronik_repl.wal.state import TopicState
 LOWEST, HIGHEST = 0, 12  # advertised; older librdkafka compresses only for servers that say so
 LOWEST_SERVED = 3
 TIMEOUT_MS_MAX = 600_000
+ENOUGH_FOR_S = 0.002
 PRODUCE = ("Produce",)  # as a counter's label
 
 
@@ -55,6 +56,8 @@ class Producing:
             counter.setdefault((), 0)
         for counter in (self._requests, self._seconds):
             counter.setdefault(PRODUCE, 0)
+        self._enough = False
+        self._ask_again_at = 0.0
         self._durable = Acks(door.house, door.house.log.durable, self._took)
         self._committed = Acks(door.house, door.house.log.committed, self._took)
 
@@ -121,9 +124,17 @@ class Producing:
             return Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         if not self._house.accepting:
             return Code.NOT_LEADER_OR_FOLLOWER
-        if acks == -1 and not self._house.enough_replicas:
+        if acks == -1 and not self._enough_replicas():
             return Code.NOT_ENOUGH_REPLICAS
         return None
+
+    def _enough_replicas(self) -> bool:
+        """As the house says; asked again only after a moment, because it counts followers."""
+        now = trio.current_time()
+        if now >= self._ask_again_at:
+            self._enough = self._house.enough_replicas
+            self._ask_again_at = now + ENOUGH_FOR_S
+        return self._enough
 
     def _append(self, topic: TopicState | None, name: str, asked: ProducePartition) -> tuple[Produced, Position]:
         index, records = asked
