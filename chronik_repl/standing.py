@@ -1,6 +1,6 @@
 """Where a node stands: what the role hands to the front doors, as plain values.
 
-The doors (Kafka, HTTP) never reach into replication. They hold a `House`: the log, and the node's standing as it is now.
+The doors (Kafka, HTTP) never reach into replication. They hold a `House`: the log, and where the node stands now.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Stream(Protocol):
 
 class Network(Protocol):
     async def dial(self, address: str) -> Stream:
-        """"host:port". Raises OSError; the caller sets the deadline."""
+        """To "host:port". Raises OSError; the caller sets the deadline."""
 
     async def listen(
         self,
