@@ -35,5 +35,5 @@ class Network(Protocol):
         *,
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve until cancelled, a task a connection; started with the bound "host:port". What a handler raises ends the
-        process, but for what its peer's death explains."""
+        """Serve until cancelled, a task a connection; started with the bound "host:port". What a handler raises ends
+        the process, but for what its peer's death explains."""
