@@ -160,6 +160,8 @@ class Committer:
         finally:
             self._outstanding -= 1
             self._others.unpark_all()
+        if self._spare_ready is not None and group.end - segment.start > self._settings.segment_bytes // 2:
+            self._spare_hurry.set()  # half full: the next one will be needed soon
         now = trio.current_time()
         stats = self._stats
         stats.groups_committed += 1

@@ -34,7 +34,7 @@ static void die(const char *what) {
 
 static const char *folder;
 static long file_bytes;
-static volatile int hurry; /* the writer waits for the file: no rests */
+static volatile int hurry; /* the writer needs the file soon: no rests */
 
 static int fill(long number) {
     char name[4096];
@@ -89,6 +89,7 @@ static int write_loop(long group_bytes) {
     for (long number = 0; number < files; number++) {
         for (long group = 0; group < groups; group++) {
             double start = now();
+            if (group > groups / 2) hurry = 1;
             if (pwrite(fd, data, group_bytes, FRAMES_AT + group * group_bytes) != group_bytes) die("pwrite");
             if (pwrite(fd, data, MARK_BYTES, MARK_AT * (1 + group % 2)) != MARK_BYTES) die("pwrite mark");
             if (fdatasync(fd)) die("fdatasync");
@@ -97,7 +98,6 @@ static int write_loop(long group_bytes) {
         close(fd);
         if (number + 1 < files) {
             pthread_mutex_lock(&mutex);
-            hurry = 1;
             while (spare < 0) pthread_cond_wait(&changed, &mutex);
             hurry = 0;
             fd = spare;
