@@ -20,6 +20,7 @@ import trio
 from chronik_repl.addresses import is_wildcard, join_address, split_address
 from chronik_repl.errors import ConfigError
 from chronik_repl.replication.network import Stream
+from chronik_repl.replication.tls import TlsStream
 
 HANDSHAKE_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 256
@@ -63,7 +64,7 @@ class TcpNetwork:
         _tune(stream.socket)
         if self._client_tls is None:
             return stream
-        secured = trio.SSLStream(stream, self._client_tls, server_hostname=None, https_compatible=True)
+        secured = TlsStream(stream, self._client_tls)
         try:
             await secured.do_handshake()
         except trio.BrokenResourceError as error:
@@ -110,7 +111,7 @@ class TcpNetwork:
     async def _serve(self, stream: trio.SocketStream, handler: Callable[[Stream], Awaitable[object]]) -> None:
         served: Stream = stream
         if self._server_tls is not None:
-            secured = trio.SSLStream(stream, self._server_tls, server_side=True, https_compatible=True)
+            secured = TlsStream(stream, self._server_tls, server_side=True)
             failure = ""
             with trio.move_on_after(HANDSHAKE_TIMEOUT_S) as scope:
                 try:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import chronik_repl
 from chronik_repl import control
 
 Program = Literal["leader", "follower"]
@@ -66,6 +67,7 @@ class Process:
     def start(self, **variables: str) -> None:
         self.environ |= {f"CHRONIK_{name.upper()}": value for name, value in variables.items()}
         plain = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
+        plain["PYTHONPATH"] = str(Path(chronik_repl.__file__).parent.parent)
         code = f"from chronik_repl.process import {self.program}; {self.program}()"
         with self.log_file.open("ab") as log:
             self.running = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import ssl
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from chronik_repl.errors import ConfigError, Refused
 from chronik_repl.replication import tcp
 from chronik_repl.replication.network import Stream
 from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
+from chronik_repl.replication.tls import TlsStream
 from tests.replication.cluster import Running, produce, running_cluster, until
 
 
@@ -30,11 +32,35 @@ async def test_nodes_of_one_ca_talk_over_tls_1_3(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         address = await nursery.start(network(tmp_path, "node-1").listen, "127.0.0.1:0", echo)
         stream = await network(tmp_path, "node-2").dial(address)
-        assert isinstance(stream, trio.SSLStream)
+        assert isinstance(stream, TlsStream)
         await stream.send_all(b"hello")
         assert await stream.receive_some(100) == b"hello"
         assert stream.version() == "TLSv1.3"
         nursery.cancel_scope.cancel()
+
+
+async def test_large_messages_pass_tls_both_ways_at_once(tmp_path: Path) -> None:
+    certs.make(tmp_path, ["node-1", "node-2"])
+    data = random.Random(1).randbytes(5_000_000)
+
+    async def answer(stream: Stream) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, data)
+            nursery.start_soon(take, stream)
+
+    async def take(stream: Stream) -> None:
+        got = bytearray()
+        while len(got) < len(data):
+            piece = await stream.receive_some(1 << 20)
+            assert piece
+            got += piece
+        assert got == data
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            address = await nursery.start(network(tmp_path, "node-1").listen, "127.0.0.1:0", answer)
+            await answer(await network(tmp_path, "node-2").dial(address))
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("stranger", ["another CA", "no certificate", "plain text", "TLS 1.2"])
