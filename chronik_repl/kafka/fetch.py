@@ -16,6 +16,7 @@ There are no fetch sessions: session id 0 makes clients send whole requests.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import trio
@@ -32,6 +33,8 @@ from chronik_repl.wal.state import PartitionState
 
 LOWEST, HIGHEST = 4, 12
 MAX_WAIT_MS_MAX = 60_000
+LOOK_S = 0.000_5  # looking through those who wait may take so long at every step of the high watermark
+LOOK_REST = 10  # if it takes longer: rest for so many times that
 FETCH_SESSION_ID_NOT_FOUND = 70
 Topics = list[tuple[str, list[FetchedPartition]]]
 
@@ -63,13 +66,17 @@ class Fetching:
         committed = self._log.committed
         while True:
             value = committed.value
+            began_s = time.perf_counter()
             for wait in list(self._waits):
                 for partition, offset in wait.watched:
                     if partition.committed_offset > offset:
                         wait.event.set()
                         del self._waits[wait]
                         break
+            took_s = time.perf_counter() - began_s
             try:
+                if took_s > LOOK_S:  # thousands of partitions are watched: look less often, not all the time
+                    await trio.sleep(took_s * LOOK_REST)
                 await committed.wait_beyond(value)
             except DiskFailed:
                 raise
@@ -144,14 +151,14 @@ class Fetching:
             return FetchedPartition(index, Code.NOT_LEADER_OR_FOLLOWER)
         leads = house.role == "leader"
         high = partition.committed_offset
-        if rack and leads:
-            preferred = self._preferred(rack)
-            if preferred >= 0:
-                return FetchedPartition(index, 0, high, partition.start_offset, (), preferred)
         if offset < partition.start_offset:
             return FetchedPartition(index, Code.OFFSET_OUT_OF_RANGE if leads else Code.NOT_LEADER_OR_FOLLOWER)
         if offset > partition.next_offset:
             return FetchedPartition(index, Code.OFFSET_OUT_OF_RANGE if leads else Code.OFFSET_NOT_AVAILABLE)
+        if rack and leads:
+            preferred = self._preferred(rack)
+            if preferred >= 0:
+                return FetchedPartition(index, 0, high, partition.start_offset, (), preferred)
         if offset >= high:
             return FetchedPartition(index, 0, high, partition.start_offset)
         return None

@@ -116,8 +116,36 @@ async def test_a_consumer_is_sent_to_the_follower_of_its_rack(tmp_path: Path) ->
             stayed = await client.fetch("t", 0, rack=rack)
             assert (stayed.preferred_read_replica, values_of(stayed.records)) == (-1, [b"0"]), rack
         assert values_of((await client.fetch("t", 0, rack="b", version=10)).records) == [b"0"]
+        assert (await client.fetch("t", 5, rack="b")).error_code == Code.OFFSET_OUT_OF_RANGE, (
+            "sent away with a bad offset"
+        )
         house.role = "follower"
         assert values_of((await client.fetch("t", 0, rack="b")).records) == [b"0"]
+
+
+async def test_a_fetch_of_thousands_of_partitions_is_woken_by_one_of_them(tmp_path: Path) -> None:
+    async with open_door(tmp_path) as (_, address), connect(address) as reader, connect(address) as writer:
+        await writer.make_topic("wide", 5_000)
+        await writer.make_topic("t")
+        request = reader.fetch_request("wide", 0, wait_ms=15_000)
+        one = request.topics[0].partitions[0]
+        request.topics[0].partitions = [
+            type(one)(
+                partition=index,
+                current_leader_epoch=-1,
+                fetch_offset=0,
+                last_fetched_epoch=-1,
+                log_start_offset=-1,
+                partition_max_bytes=1_000,
+            )
+            for index in range(5_000)
+        ]
+        await reader.send(request, 11)
+        for _ in range(50):
+            await writer.produce("t", batch(b"not yours"))
+        await writer.produce("wide", batch(b"yours"), partition=4_321)
+        partitions = (await reader.answer()).responses[0].partitions
+        assert [p.partition_index for p in partitions if p.records] == [4_321]
 
 
 async def test_there_are_no_fetch_sessions(tmp_path: Path) -> None:
