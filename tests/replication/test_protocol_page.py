@@ -1,0 +1,26 @@
+"""docs/protocol.md names every field of every message, in order: someone else writes a follower from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from chronik_repl.replication import messages
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+
+
+@pytest.mark.parametrize(("kind", "magic"), [(k, m.to_bytes(2, "big").decode()) for k, m in messages._MAGIC_OF.items()])
+def test_page_names_every_field_in_order(kind: type[msgspec.Struct], magic: str) -> None:
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{magic}`"))
+    told = [re.match(r"\w+", field.strip())[0] for field in re.sub(r"\(.*?\)", "", row.split("|")[3]).split(",")]  # type: ignore[index]
+    assert told == [field.encode_name for field in msgspec.structs.fields(kind)]
+
+
+def test_page_names_every_answer() -> None:
+    text = PAGE[PAGE.index("`HA.status`") :]
+    for answer in messages.Answer:
+        assert re.search(rf"\b{answer.value} ", text), answer
