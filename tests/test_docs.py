@@ -90,8 +90,9 @@ def test_the_demo_keeps_its_word_and_leaves_nothing_behind(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    anchors = re.compile(r"\]\(([^)\s]+)\)")
-    for target in anchors.findall(page.read_text()):
+    text = page.read_text()
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|srcset)=\"([^\"]+)\"", text)
+    for target in targets:
         if not re.match(r"https?:|#", target):
             path = (page.parent / target.partition("#")[0]).resolve()
             assert path.exists(), f"{page.relative_to(ROOT)} → {target}"
