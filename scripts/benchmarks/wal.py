@@ -62,7 +62,7 @@ class Throughput(NamedTuple):
 async def log_throughput(
     folder: Path, group_bytes: int, segment_bytes: int, segments: int, frame_bytes: int = 16 * 1024
 ) -> Throughput:
-    """Always one group with the device and one to come."""
+    """Always one group with the device, one behind it and one in the making."""
     batch = make_batch(frame_bytes)
     settings = LogSettings(segment_bytes=segment_bytes, scrub_mb_per_s=0)
     async with leading(folder, settings) as log:
@@ -82,7 +82,7 @@ async def log_throughput(
             waiting.append(appended.end)
             for _ in range(2):  # let the committer take it: the next one is another group
                 await trio.lowlevel.checkpoint()
-            if len(waiting) == 2:
+            if len(waiting) == 3:
                 await log.durable.wait(waiting.popleft())
                 log.commit_to(log.durable.value)
         await log.durable.wait(log.end)
