@@ -287,6 +287,11 @@ class SealedIndex:
         row = self.partition(topic, partition)
         return None if row is None else row.next_offset
 
+    def next_offsets(self) -> Iterator[tuple[tuple[str, int], Offset]]:
+        """Of every partition known at the segment's end."""
+        for at, length, _, number, _, _, next_offset, _ in PARTITION.iter_unpack(self._table):
+            yield (bytes(self._names[at : at + length]).decode("ascii", "replace"), number), next_offset
+
     def entries(self, topic: str, partition: int, offset: int) -> Iterator[Entry]:
         row = self.partition(topic, partition)
         if row is None:

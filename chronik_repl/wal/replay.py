@@ -12,12 +12,14 @@ from typing import NamedTuple
 from chronik_repl.errors import CorruptLog
 from chronik_repl.positions import Checksum, Offset, Position
 from chronik_repl.wal.frame import FIELDS, HEAD, OVERHEAD, TOPIC_LEN, BadFrame, Kind, decode, frame_size
-from chronik_repl.wal.index import ActiveIndex
+from chronik_repl.wal.index import ActiveIndex, BadIndex, SealedIndex
 from chronik_repl.wal.intake import Intake
 from chronik_repl.wal.segment import FRAMES_AT
 from chronik_repl.wal.segments import Segment, Store
 from chronik_repl.wal.snapshot import PART_BYTES, last_part_at, read_part
 from chronik_repl.wal.state import PartitionState, State
+
+LAG_SEGMENTS = 4  # fewer than that are simply read
 
 
 class Pending(NamedTuple):
@@ -39,6 +41,9 @@ class Replayed(NamedTuple):
 
 async def replay(store: Store, upto: Position, high_watermark: Position) -> Replayed:
     """The log at `upto`, or where its good frames end before that. Committed offsets are set as of `high_watermark`."""
+    lagging = await _replay_lagging(store, upto, high_watermark)
+    if lagging is not None:
+        return lagging
     pending: list[Pending] = []
 
     def appended(end: Position, partition: PartitionState, next_offset: Offset) -> None:
@@ -49,6 +54,50 @@ async def replay(store: Store, upto: Position, high_watermark: Position) -> Repl
     if folded.end <= high_watermark:
         intake.show()
     return Replayed(intake.state, folded.active, pending, folded.end, folded.chain, folded.why)
+
+
+async def _replay_lagging(store: Store, upto: Position, high_watermark: Position) -> Replayed | None:
+    """The same for a high watermark that is many segments behind: what is between is not read. For the segments between
+    the indexes say what each partition had at their ends, and it becomes visible a segment at a time. None where that
+    does not apply, or an index is not there."""
+    held = [s for s in store.list if s.start < upto]
+    behind = max((n for n, s in enumerate(held) if s.start <= high_watermark), default=0)
+    newest = max((n for n, s in enumerate(held) if s.snapshot_whole), default=0)
+    if newest - behind <= LAG_SEGMENTS:
+        return None
+    waiting: list[tuple[Position, tuple[str, int], Offset]] = []
+
+    def appended(end: Position, partition: PartitionState, next_offset: Offset) -> None:
+        waiting.append((end, (partition.topic, partition.partition), next_offset))
+
+    then = Intake(State(), store.frame_bytes_max, appended, high_watermark)
+    folded = await fold(store, held[behind].end, then, below=high_watermark, ahead=True)
+    if folded.end != held[behind].end:
+        return None  # damaged: the long way says so
+    if folded.end <= high_watermark:
+        then.show()
+    seen = {(p.topic, p.partition): p.next_offset for p in then.state.partitions()}
+    for segment in held[behind + 1 : newest]:
+        try:
+            index = SealedIndex(await store.disk.map(segment.index_name), segment.start, segment.end)
+        except (FileNotFoundError, BadIndex):
+            return None
+        for key, next_offset in index.next_offsets():
+            if next_offset > seen.get(key, 0):
+                seen[key] = next_offset
+                waiting.append((segment.end, key, next_offset))
+    now = Intake(State(), store.frame_bytes_max, appended)
+    folded = await fold(store, upto, now, below=upto, ahead=True)
+    for shown in then.state.partitions():
+        partition = now.state.find(shown.topic, shown.partition)
+        if partition is not None:
+            partition.committed_offset = shown.committed_offset
+    pending = [
+        Pending(end, partition, next_offset)
+        for end, key, next_offset in waiting
+        if (partition := now.state.find(*key)) is not None
+    ]
+    return Replayed(now.state, folded.active, pending, folded.end, folded.chain, folded.why)
 
 
 def coarsen(pending: Iterable[Pending], end: Position) -> list[Pending]:

@@ -10,6 +10,7 @@ import trio
 
 from chronik_repl.positions import Position
 from chronik_repl.wal.changes import TopicMade
+from chronik_repl.wal.disk import File, RealDisk
 from chronik_repl.wal.log import Log, LogSettings
 from tests.wal.workbench import RealPlace, SimPlace, all_sealed, batch, fetch_all, lead, opened, settle
 
@@ -106,3 +107,60 @@ async def test_what_is_kept_of_sealed_segments_is_small(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert current < 3_000_000, f"{current} bytes for 30 segments of log"
+
+
+class CountsReads(RealDisk):
+    """How many bytes of segments were read."""
+
+    read_bytes = 0
+
+    async def read(self, file: File, at: int, size: int) -> bytes:
+        self.read_bytes += size
+        return await super().read(file, at, size)
+
+    async def read_into(self, file: File, at: int, buffer: memoryview) -> int:
+        self.read_bytes += len(buffer)
+        return await super().read_into(file, at, buffer)
+
+
+async def test_a_high_watermark_far_behind_does_not_make_opening_read_what_is_between(tmp_path: Path) -> None:
+    place = RealPlace(tmp_path)
+    settings = LogSettings(segment_bytes=100_000, min_free_bytes=0, scrub_mb_per_s=0)
+    async with opened(place, settings) as log:
+        lead(log, topics={"t": 2, "late": 1})
+        for _ in range(10):
+            log.append_batch("t", 0, batch(3, 1000), record_count=3)
+        await settle(log)
+        shown = log.committed.value
+        for number in range(3000):
+            topic = "late" if number == 1500 else "t"
+            partition = 0 if topic == "late" else number % 2
+            log.append_batch(topic, partition, batch(3, 1000), record_count=3)
+            if number % 100 == 0:
+                await log.durable.wait(log.end)
+        await log.durable.wait(log.end)
+        await all_sealed(log)
+        assert log.segments > 25
+        ends = [(p.topic, p.partition, p.next_offset) for p in log.state.partitions()]
+        bounds = [segment.end for segment in log._store.list]
+    disk = CountsReads(tmp_path)
+    log = await Log.open(disk, settings, None)
+    assert disk.read_bytes < 800_000, f"{disk.read_bytes} of {log.end}"
+    assert log.committed.value == shown
+    assert [(p.topic, p.partition, p.next_offset) for p in log.state.partitions()] == ends
+    assert (log.committed_offset("t", 0), log.committed_offset("t", 1), log.committed_offset("late", 0)) == (30, 0, 0)
+    before = (0, 0)
+    for end in bounds:
+        log.commit_to(Position(end - 1))
+        offsets = (log.committed_offset("t", 0), log.committed_offset("t", 1))
+        assert offsets >= before
+        before = offsets
+        log.commit_to(end)
+    assert [(p.topic, p.partition, p.committed_offset) for p in log.state.partitions()] == ends
+    await log.close()
+    disk.close()
+    for name in place.names():
+        if name.endswith(".idx"):
+            place.remove(name)
+    async with opened(place, settings, run=False) as log:
+        assert log.committed_offset("t", 0) == ends[0][2]
