@@ -425,7 +425,8 @@ class Bench:
         topic = self.topic(name, clients)
         load = Load(self.bootstrap, topic, clients, size, records // clients)
         before = self.cluster.cpu_s() if self.cluster else []
-        done: list[Produced] = together(produce, [(load, number) for number in range(clients)])
+        with self._profiled(name):
+            done: list[Produced] = together(produce, [(load, number) for number in range(clients)])
         after = self.cluster.cpu_s() if self.cluster else []
         _complain(done)
         acked = sum(one.acked for one in done)
@@ -466,6 +467,23 @@ class Bench:
         if lags:
             self.report.add(f"{name}: followers behind, p99", _percentile(sorted(lags), 0.99) * 1e3, "ms")
         self.check(topic, clients, sum(one.acked for one in done))
+
+    @contextlib.contextmanager
+    def _profiled(self, name: str) -> Iterator[None]:
+        """With --profile: where the leader's time goes, for speedscope.app or any other viewer of that format."""
+        if not self.options.profile or self.cluster is None:
+            yield
+            return
+        path = f"{self.options.profile}-{name.replace(' ', '')}.json"
+        leader = str(self.cluster.processes[-1].pid)
+        spy = [str(Path(sys.executable).with_name("py-spy")), "record", "-p", leader, "-f", "speedscope", "-o", path]
+        process = subprocess.Popen(spy, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+            print(f"profile of the leader: {path}")
 
     @contextlib.contextmanager
     def _watching(self, lags: list[float]) -> Iterator[None]:
@@ -562,6 +580,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=-1, help="of topics made on another server")
     parser.add_argument("--producers", type=int, default=2, help="producing processes")
     parser.add_argument("--consumers", type=int, default=2, help="consuming processes")
+    parser.add_argument("--profile", metavar="FILE", help="py-spy's record of the leader under load, FILE-256B.json …")
     parser.add_argument("--only", help="256B, 1KB, latency, one or 64")
     options = parser.parse_args()
     report = Report("kafka", options)
