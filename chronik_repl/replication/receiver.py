@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from chronik_repl.errors import ProtocolError
-from chronik_repl.follower import Diverged, Following
 from chronik_repl.replication import epochs
+from chronik_repl.replication.following import Diverged, Following
 from chronik_repl.replication.local import LiveLeader, Local
 from chronik_repl.replication.messages import PROTOCOL, Answer, Handshake, HandshakeAnswer, Purpose
 from chronik_repl.replication.network import Stream

@@ -13,8 +13,8 @@ import trio
 
 from chronik_repl import identity
 from chronik_repl.errors import DiskFailed
-from chronik_repl.follower import Following
 from chronik_repl.replication import epochs, progress
+from chronik_repl.replication.following import Following
 from chronik_repl.replication.messages import Ack
 from chronik_repl.replication.receiver import Receiver
 from chronik_repl.replication.ring import Ring
