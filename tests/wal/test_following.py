@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import trio
+import trio.testing
 
 from chronik_repl.errors import CorruptLog, OutOfRange
 from chronik_repl.positions import Checksum, Epoch, Position
 from chronik_repl.wal.changes import EpochStart, LogStartMoved, SnapshotPart
+from chronik_repl.wal.disk import File, Write
 from chronik_repl.wal.frame import BadFrame, Kind, encode, topic_prefix
 from chronik_repl.wal.log import Log, LogSettings
 from chronik_repl.wal.segment import FRAMES_AT
 from chronik_repl.wal.snapshot import PART_BYTES
+from tests.simulation.disk import SimDisk
+from tests.simulation.medium import Medium
 from tests.wal.workbench import (
     CLUSTER,
     SETTINGS,
@@ -177,7 +182,7 @@ async def test_truncation_to_every_frame(place: Place, reopen: bool) -> None:
         assert log.segments == 3
         frames = frames_of(await stream_of(log))
         stream = await stream_of(log)
-    for frame in reversed(frames[3:]):
+    for frame in reversed(frames[3 :: 1 if isinstance(place, SimPlace) else 4]):
         async with opened(place, LogSettings(segment_bytes=4096, min_free_bytes=0, scrub_mb_per_s=0)) as log:
             await log.truncate(frame.position)
             if not reopen:
@@ -443,3 +448,99 @@ async def test_an_epochs_first_frame_is_its_start_also_in_a_full_segment(place: 
         assert leader.segments == 2
         await ship(leader, follower)
         assert follower.end_checksum == leader.end_checksum
+
+
+async def test_truncated_and_killed_at_once_is_no_damage() -> None:
+    """What was cut was marked durable before: the marks go down first, or the next start would call it damage."""
+    place = SimPlace()
+    async with opened(place) as log:
+        lead(log)
+        for _ in range(150):
+            log.append_batch("t", 0, batch(3), record_count=3)
+        await log.durable.wait(log.end)
+        assert log.segments > 3
+        frames = frames_of(await stream_of(log))
+        await all_sealed(log)
+    for frame in reversed(frames[3::11]):
+        disk = place.disk()
+        log = await Log.open(disk, SETTINGS, CLUSTER)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(log.run)
+            await trio.testing.wait_all_tasks_blocked()
+            await log.truncate(frame.position)
+            disk.crash()
+            nursery.cancel_scope.cancel()
+        async with opened(place, run=False) as log:
+            assert log.end == frame.position
+
+
+async def test_a_truncation_that_is_cut_off_anywhere_leaves_a_log_that_opens() -> None:
+    """kill -9 and power cuts at every step of it: the log ends at the old end, at the new one, or where frames between
+    them end."""
+    for power_cut in (False, True):
+        for stop_after in range(1, 40):
+            place = SimPlace()
+            async with opened(place) as log:
+                lead(log)
+                for _ in range(100):
+                    log.append_batch("t", 0, batch(3), record_count=3)
+                await log.durable.wait(log.end)
+                await all_sealed(log)
+                frames = frames_of(await stream_of(log))
+                stream = await stream_of(log)
+            disk = StopsAfter(place.rng, place.medium, stop_after)
+            log = await Log.open(disk, SETTINGS, CLUSTER)
+            done = False
+            async with trio.open_nursery() as nursery:
+                await nursery.start(log.run)
+                await trio.testing.wait_all_tasks_blocked()
+                disk.counting = True
+                with trio.move_on_after(0.2) as patience:
+                    await log.truncate(frames[20].position)
+                done = not patience.cancelled_caught
+                if not disk.dead:
+                    disk.crash()
+                nursery.cancel_scope.cancel()
+            if power_cut:
+                disk.power_cut()
+            async with opened(place, run=False) as log:
+                assert frames[20].position <= log.end <= len(stream)
+                assert await stream_of(log) == stream[: log.end]
+                if done:
+                    assert log.end == frames[20].position
+            if done:
+                break
+        else:
+            raise AssertionError("it never came to its end")
+
+
+class StopsAfter(SimDisk):
+    """The process dies at the nth change of a file or folder, counted from when it is told to count."""
+
+    def __init__(self, rng: random.Random, medium: Medium, steps: int) -> None:
+        super().__init__(rng, medium)
+        self.slowness = 0.0
+        self.steps = steps
+        self.counting = False
+
+    def _step(self) -> None:
+        if self.counting:
+            self.steps -= 1
+            if self.steps == 0:
+                self.crash()
+
+    async def commit(self, file: File, writes: Sequence[Write]) -> None:
+        self._step()
+        await super().commit(file, writes)
+
+    async def zero(self, file: File, start: int, end: int) -> None:
+        self._step()
+        await super().zero(file, start, end)
+
+    async def remove(self, name: str) -> None:
+        self._step()
+        await super().remove(name)
+
+    async def sync_dir(self, folder: str) -> None:
+        self._step()
+        await super().sync_dir(folder)

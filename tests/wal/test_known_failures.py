@@ -248,7 +248,9 @@ async def test_kf19_an_index_that_lies_with_right_checksums(place: Place) -> Non
             assert batches == expected, (row, lie)
     for number in range(0, entries, 3):
         base, newest, relative, size, records, zero = ENTRY.unpack_from(good, entries_at + number * ENTRY.size)
+        _, _, elsewhere, other_size, *_ = ENTRY.unpack_from(good, entries_at + (number + 7) % entries * ENTRY.size)
         for lie in (
+            (base, newest, elsewhere, other_size, records, zero),
             (base, newest, relative + 8, size, records, zero),
             (base, newest, rng.randrange(1 << 32), size, records, zero),
             (base, newest, relative, rng.randrange(1 << 32), records, zero),
