@@ -34,16 +34,14 @@ from chronik_repl.replication.messages import (
     encode,
 )
 from chronik_repl.replication.ring import Lapped, Ring
+from chronik_repl.replication.runs import PIECE_BYTES, Sent, check_frames, whole_frames
 from chronik_repl.replication.session import Connection, Together, dial
 from chronik_repl.standing import FollowerState
 from chronik_repl.wal.changes import Member
-from chronik_repl.wal.frame import CHECKSUM, FIELDS, HEAD, TOPIC_LEN, BadFrame, decode, frame_size
 
-PIECE_BYTES = 1024 * 1024
 CHECKED_BYTES = 64 * 1024 * 1024
 FIRST_DELAY_S = 0.1
 WATERMARK_DELAY_S = 0.002  # how long a new high watermark may wait for frames to travel with
-SENT_BYTES_KEPT = 8 * 1024 * 1024  # of runs that are not acked yet: their chain values are found without a read
 
 
 class Leading(Protocol):
@@ -111,7 +109,7 @@ class Link:
         self._parked: trio.Event | None = None
         self._queue: deque[bytes] = deque()  # control messages that are due
         self._asked_again: deque[Position] = deque()  # segments
-        self._sent: _Sent = _Sent()
+        self._sent: Sent = Sent()
         self._watermark_told = (-1, 0)
         self._scope = trio.CancelScope()
 
@@ -243,7 +241,7 @@ class Link:
                 )
         if meeting.position == self._stuck_at:  # is it our own bytes that it cannot take?
             try:
-                await self._check_own(meeting.position, _within(meeting.position, log.durable.value), checksum)
+                await check_frames(log, meeting.position, _within(meeting.position, log.durable.value), checksum)
             except CorruptLog as error:
                 self._becomes("refused", str(error))
                 raise
@@ -252,7 +250,7 @@ class Link:
         self.durable_end = Position(min(answer.durable_end, meeting.position))
         self._queue.clear()
         self._asked_again.clear()
-        self._sent = _Sent()
+        self._sent = Sent()
         self._watermark_told = (-1, 0)
         await connection.say(
             Truncate(self._leading.epoch, meeting.position, checksum, meeting.anew, meeting.loss_accepted)
@@ -374,30 +372,13 @@ class Link:
         size = PIECE_BYTES
         while at < log.durable.value:
             data = await log.read(at, min(size, log.durable.value - at))
-            whole, needed = _whole_frames(data, log.settings.frame_bytes_max)
+            whole, needed = whole_frames(data, log.settings.frame_bytes_max)
             if whole:
                 return data if whole == len(data) else data[:whole]
             if needed <= size:
                 raise CorruptLog(f"the log cannot be read at {at}: a frame is cut off")
             size = needed
         return b""
-
-    async def _check_own(self, at: Position, end: Position, chain: Checksum) -> None:
-        """Are our own frames there good, as far as they stand before `end`? Raises CorruptLog."""
-        log, frame_bytes_max = self._log, self._log.settings.frame_bytes_max
-        while at < end:
-            data = await log.read(at, min(PIECE_BYTES + frame_bytes_max, end - at))
-            with memoryview(data) as view:
-                done = 0
-                try:
-                    while (frame := decode(view, done, at, chain, frame_bytes_max)) is not None:
-                        done, at, chain = done + frame.size, Position(at + frame.size), frame.checksum
-                except BadFrame as error:
-                    raise CorruptLog(f"this leader's own log is damaged at {at}: {error}", start=at) from error
-            if not done:
-                if end - at < frame_bytes_max and end < log.durable.value:
-                    return  # `end` stands inside a frame
-                raise CorruptLog(f"this leader's own log is damaged at {at}: a frame is cut off", start=at)
 
     async def _send_again(self, connection: Connection, start: Position) -> None:
         """A segment that has rotted there."""
@@ -406,7 +387,7 @@ class Link:
             first, end, chain = await log.segment_bounds(start)
             if first != start or end > log.durable.value:
                 raise OutOfRange(f"no sealed segment starts at {start}")
-            await self._check_own(first, end, chain)
+            await check_frames(log, first, end, chain)
             await connection.say(SegmentAgain(start, end, chain))
             at = start
             while at < end:
@@ -474,67 +455,6 @@ class Link:
         raise ProtocolError(f"parity: {reason}")
 
 
-class _Sent:
-    """Runs that went out and are not acked yet, so that an ack's chain value is found without a read."""
-
-    def __init__(self) -> None:
-        self._runs: deque[tuple[Position, bytes]] = deque()
-        self._bytes = 0
-        self._at = 0  # in the first run: everything before was acked
-        self._last: tuple[Position, Checksum] | None = None
-
-    def add(self, position: Position, data: bytes) -> None:
-        self._runs.append((position, data))
-        self._bytes += len(data)
-        while self._bytes > SENT_BYTES_KEPT and len(self._runs) > 1:
-            self._drop()
-
-    def _drop(self) -> None:
-        _, data = self._runs.popleft()
-        self._bytes -= len(data)
-        self._at = 0
-
-    def checksum_at(self, position: Position) -> Checksum | None:
-        """Of the frame that ends there; None when it is not here."""
-        if self._last is not None and self._last[0] == position:
-            return self._last[1]
-        while self._runs and self._runs[0][0] + len(self._runs[0][1]) < position:
-            self._drop()
-        if not self._runs or self._runs[0][0] >= position:
-            return None
-        start, data = self._runs[0]
-        target, at = position - start, self._at
-        if at >= target:
-            at = 0
-        while at < target:
-            size = HEAD.size + HEAD.unpack_from(data, at)[2]
-            if at + size == target:
-                checksum = _checksum_of(data, at)
-                self._at = target
-                self._last = (position, checksum)
-                return checksum
-            at += size
-        return None
-
-
 def _within(start: Position, end: Position) -> Position:
     """As much as a follower may have taken without acking any of it."""
     return Position(min(end, start + CHECKED_BYTES))
-
-
-def _checksum_of(data: bytes, at: int) -> Checksum:
-    (topic_len,) = TOPIC_LEN.unpack_from(data, at + HEAD.size)
-    (checksum,) = CHECKSUM.unpack_from(data, at + HEAD.size + TOPIC_LEN.size + topic_len + FIELDS.size)
-    return Checksum(checksum)
-
-
-def _whole_frames(data: bytes, frame_bytes_max: int) -> tuple[int, int]:
-    """(bytes of whole frames at the start, bytes that the first one needs)."""
-    at = needed = 0
-    while len(data) - at >= HEAD.size:
-        size = frame_size(data, at, frame_bytes_max)
-        needed = needed or size
-        if len(data) - at < size:
-            break
-        at += size
-    return at, needed
