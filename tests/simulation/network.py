@@ -23,7 +23,7 @@ import trio
 from chronik_repl.replication.messages import Feeder, Frames, Message
 from chronik_repl.replication.network import Stream
 
-WINDOW_BYTES = 256 * 1024
+WINDOW_BYTES = 6 * 1024  # small, so that a slow link blocks its sender and rings overflow
 FRAME_BYTES_MAX = 1 << 24
 
 Said = Callable[[str, str, int, Message], None]  # from, to, connection, message
