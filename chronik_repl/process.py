@@ -35,6 +35,8 @@ from chronik_repl.errors import (
     ForeignLog,
     FormatTooNew,
 )
+from chronik_repl.http.server import serve as serve_http
+from chronik_repl.kafka.server import serve as serve_kafka
 from chronik_repl.node import Door, Node, run_node
 from chronik_repl.notify import notify
 from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
@@ -88,9 +90,6 @@ def main(program: Program, arguments: Sequence[str], environ: Mapping[str, str] 
 
 async def run(settings: Settings, program: Program) -> None:
     """One node with its doors, until a signal."""
-    from chronik_repl.http.server import serve as serve_http
-    from chronik_repl.kafka.server import serve as serve_kafka
-
     tls = None
     if settings.replication_tls_cert and settings.replication_tls_key and settings.replication_tls_ca:
         tls = tls_contexts(
