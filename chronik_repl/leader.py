@@ -356,7 +356,8 @@ class Leadership:
                 continue
             known = members.get(who.node_id)
             is_member = known is not None and epochs.identity(known) == who
-            if is_member or (link.listed and link.caught_up):
+            wiped = known is not None and known.replication_address == link.address  # its disk was replaced
+            if is_member or (link.caught_up and (link.listed or wiped)):
                 members[who.node_id] = member
                 self._removed.discard(who)
         chosen = tuple(sorted(members.values()))

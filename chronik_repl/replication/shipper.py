@@ -35,7 +35,7 @@ from chronik_repl.replication.messages import (
 )
 from chronik_repl.replication.ring import Lapped, Ring
 from chronik_repl.replication.runs import PIECE_BYTES, Sent, check_frames, whole_frames
-from chronik_repl.replication.session import Connection, Together, dial
+from chronik_repl.replication.session import HANDSHAKE_TIMEOUT_S, Connection, Together, dial
 from chronik_repl.standing import FollowerState
 from chronik_repl.wal.changes import Member
 
@@ -145,7 +145,7 @@ class Link:
                 try:
                     await self._session()
                 except HandedOver:
-                    await trio.sleep_forever()  # our leadership is about to end
+                    await trio.sleep(HANDSHAKE_TIMEOUT_S)  # by then our leadership has ended, or it was not granted
                 except ChronikError as error:
                     self._fails(error)
                 failures = 0 if self._progressed else failures + 1

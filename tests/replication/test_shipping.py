@@ -284,6 +284,24 @@ async def test_wiped_follower_replaces_itself(tmp_path: Path) -> None:
         assert await produced(wiped) == [b"kept"]
 
 
+async def test_wiped_member_of_a_promoted_leader_replaces_itself_too(tmp_path: Path) -> None:
+    """A promoted follower has no list of its own: it knows the members' addresses from the log."""
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(2, replication_mode="sync", wal_receiver_enabled="true")
+        new, wiped = cluster.nodes[2], cluster.nodes[3]
+        await cluster.settled()
+        await new.up.promote()
+        await until(lambda: new.up.accepting and new.up.enough_replicas, "it leads")
+        produce(new, b"kept")
+        await cluster.settled()
+        await wiped.crash()
+        wiped.path = tmp_path / "another-disk"
+        await wiped.start()
+        await until(lambda: any(p.directory_id == wiped.up._local.me.directory_id for p in new.up.peers), "it is back")
+        await cluster.same_logs()
+        assert await produced(wiped) == await produced(leader) == [b"kept"]
+
+
 async def test_deposed_leader_fails_those_who_wait(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         leader, wires = await wired(cluster, 2, replication_mode="sync", wal_receiver_enabled="true")
