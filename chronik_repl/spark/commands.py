@@ -1,6 +1,4 @@
-"""`chronik parity`, and the same arguments for spark-submit (submit.py). Light to import: Spark comes in when it
-runs.
-"""
+"""`chronik parity`, and the same arguments for spark-submit (submit.py). Light to import: Spark comes when it runs."""
 
 from __future__ import annotations
 

@@ -83,9 +83,9 @@ def find_differences(
     limit: int,
     holds: Holds,
 ) -> Iterator[Difference | Rechained]:
-    """Both runs start at the same position. The reference ends at `end`, the copy's bytes at `held_end`; what the
-    copy has beyond
-    `limit` is not compared."""
+    """Both runs start at the same position. The reference ends at `end`, the copy's bytes at `held_end`; what the copy
+    has beyond `limit` is not compared.
+    """
     references, others = iter(reference), iter(other)
     ours: list[Piece] = []
     theirs: list[Piece] = []
@@ -330,9 +330,7 @@ def _adjacent(frames: list[Piece]) -> list[list[Piece]]:
 
 
 def ranges_of(frames: Iterable[Piece]) -> tuple[tuple[Range, ...], int]:
-    """The records of these frames by partition, neighbours joined, at most RANGES_MAX of them, and how many more
-    there are.
-    """
+    """The records of these frames by partition, neighbours joined: at most RANGES_MAX, and how many more."""
     return joined(
         Range(p.topic.decode("ascii", "replace"), p.partition, p.base_offset, p.base_offset + p.record_count)
         for p in frames
@@ -351,9 +349,7 @@ def joined(ranges: Iterable[Range]) -> tuple[tuple[Range, ...], int]:
 
 
 def _longest_rising(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest run of pairs in which both numbers rise; pairs are sorted by their first, then falling by their
-    second.
-    """
+    """The longest run of pairs in which both numbers rise. They come sorted by their first, then falling."""
     tails: list[int] = []
     tail_at: list[int] = []
     back = [-1] * len(pairs)

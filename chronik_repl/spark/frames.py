@@ -1,7 +1,7 @@
 """The frames of one segment between two positions, one by one, for the data source. Damage is raised, never skipped.
 
 With filters, and an index beside the file, only the frames that may hold what is wanted are read; the index is no
-more than a hint where to look: each frame must be the one that it promised, else the whole stretch is read.
+more than a hint where to look: each frame must be the one that it promised, else all frames from there on are read.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from chronik_repl.wal.segment import FRAMES_AT
 
 WINDOW_BYTES = 4 * 1024 * 1024
 GAP_BYTES = 64 * 1024  # frames that are closer than this are fetched in one read
+
+
+Row = tuple[int, int, bytes, int, int]  # of the index: position, size, topic, partition, base offset
 
 
 class Stretch(NamedTuple):
@@ -49,20 +52,18 @@ class FrameReader:
             self._index = index if isinstance(index, IndexFile) else None
 
     def __iter__(self) -> Iterator[Found]:
-        if self._index is not None:
-            listed = self._listed(self._index)
-            if listed is not None:
-                yield from listed
-                return
-        yield from self._all()
+        if self._index is None:
+            yield from self._all(self.stretch.start)
+        else:
+            yield from self._listed(self._listed_runs(self._index))
 
     def _read(self, position: int, size: int) -> memoryview:
         data = self._file.read(FRAMES_AT + position - self.stretch.segment_start, size)
         self.bytes_read += len(data)
         return memoryview(data)
 
-    def _all(self) -> Iterator[Found]:
-        position, end, previous = self.stretch.start, self.stretch.end, None
+    def _all(self, position: int) -> Iterator[Found]:
+        end, previous = self.stretch.end, None
         window, at = memoryview(b""), 0
         while position < end:
             size = frame_bytes_at(window, at)
@@ -77,9 +78,9 @@ class FrameReader:
             yield Found(frame, window[at + OVERHEAD + len(frame.topic) : at + size])
             position, at, previous = position + size, at + size, frame.checksum
 
-    def _listed(self, index: IndexFile) -> Iterator[Found] | None:
-        """Only what the index lists as wanted; None if it leads anywhere but to those frames."""
-        rows = []
+    def _listed_runs(self, index: IndexFile) -> list[list[Row]]:
+        """What the index lists as wanted, in the order of the log; what stands close together in one run."""
+        rows: list[Row] = []
         for (topic, partition), entries in index.rows.items():
             if self._wanted.partition(topic.decode("ascii", "replace"), partition):
                 for base, newest, relative, size, count, _ in ENTRY.iter_unpack(entries):
@@ -87,43 +88,30 @@ class FrameReader:
                     if self._wanted.batch(base, count, newest) and self.stretch.start <= position < self.stretch.end:
                         rows.append((position, size, topic, partition, base))
         rows.sort()
-        runs: list[list[tuple[int, int, bytes, int, int]]] = []
+        runs: list[list[Row]] = []
         for row in rows:
             last = runs[-1][-1] if runs else None
-            if last and row[0] - last[0] - last[1] <= GAP_BYTES and row[0] + row[1] - runs[-1][0][0] <= WINDOW_BYTES:
+            near = last and row[0] - last[0] - last[1] <= GAP_BYTES
+            if near and row[0] + row[1] - runs[-1][0][0] <= WINDOW_BYTES:
                 runs[-1].append(row)
             else:
                 runs.append([row])
-        return self._runs(runs) if self._leads_right(runs) else None
+        return runs
 
-    def _leads_right(self, runs: list[list[tuple[int, int, bytes, int, int]]]) -> bool:
-        """Look at one frame of the list before believing it; the others are checked as they are read."""
-        if not runs:
-            return True
-        position, size, topic, partition, base = runs[0][0]
-        frame = frame_at(self._read(position, size), 0, position)
-        return frame is not None and (frame.position, frame.topic, frame.partition, frame.base_offset) == (
-            position,
-            topic,
-            partition,
-            base,
-        )
-
-    def _runs(self, runs: list[list[tuple[int, int, bytes, int, int]]]) -> Iterator[Found]:
+    def _listed(self, runs: list[list[Row]]) -> Iterator[Found]:
+        read_to = self.stretch.start  # a frame's end: everything wanted before it is done
         for run in runs:
             first = run[0][0]
             window = self._read(first, run[-1][0] + run[-1][1] - first)
             for position, _, topic, partition, base in run:
                 at = position - first
                 frame = frame_at(window, at, position)
-                if frame is None or (frame.position, frame.topic, frame.partition, frame.base_offset) != (
-                    position,
-                    topic,
-                    partition,
-                    base,
-                ):
-                    raise self._damage(position)
+                stands = frame and (frame.position, frame.topic, frame.partition, frame.base_offset)
+                if frame is None or stands != (position, topic, partition, base):
+                    yield from self._all(read_to)  # the index lies, or there is damage: the frames will tell
+                    return
                 yield Found(frame, window[at + OVERHEAD + len(frame.topic) : at + frame.size])
+                read_to = position + frame.size
 
     def _damage(self, position: int) -> CorruptLog:
         path = self.stretch.path

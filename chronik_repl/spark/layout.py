@@ -6,11 +6,9 @@ so that a mistake in the log's reader cannot hide itself in the parity check.
 Two ways to read a run of frames:
 
 - `Walk` is strict and fast: it checks every frame's length, checksum, place, chain, epoch, time, offset and the head
-of its
-  record batch, keeps a tally a partition, and stops at the first thing that is wrong, saying what and where.
+  of its record batch, keeps a tally a partition, and stops at the first thing that is wrong, saying what and where.
 - `pieces` is tolerant and slow, for bytes that are known to differ: it yields every good frame wherever it stands,
-and the
-  stretches between them that are none.
+  and the stretches between them that are none.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ BATCH_MAX_TIME_AT = 35
 BATCH_HEAD_BYTES = 61  # up to the first record
 BATCH_LENGTH_AT = 12  # the batch's length counts what follows it
 WINDOW_BYTES = 8 * 1024 * 1024
+TRIES_MAX = 1000  # frames in a stretch of bad bytes that belong elsewhere: no more are checked
 
 _HEADS: dict[int, struct.Struct] = {}  # topic length → the whole frame head, so that one unpack reads it
 
@@ -358,10 +357,12 @@ def _frame_stands(read: Read, place: int) -> bool:
 
 
 def _stretch(read: Read, place: int, end: int) -> Piece:
-    """Bytes that are no frame, up to the next good frame, else to the end. A frame inside a record's value could
-    stand in
-    the way: one that says itself that it belongs where it stands is believed first."""
-    fallback = 0
+    """Bytes that are no frame, up to the next good frame, else to the end.
+
+    A frame inside a record's value could stand in the way: one that says itself that it belongs where it stands is
+    believed first, and any other only if there is none.
+    """
+    fallback, tries = 0, 0
     at, zeros = place, True
     while at < end:
         window = read(at, min(WINDOW_BYTES, end - at))
@@ -370,13 +371,16 @@ def _stretch(read: Read, place: int, end: int) -> Piece:
         zeros = zeros and window.count(0) == len(window)
         found = window.find(FRAME_START, 1 if at == place else 0)
         while found >= 0:
-            size = frame_bytes_at(memoryview(read(at + found, HEAD.size)), 0)
-            if size and at + found + size <= end + FRAME_BYTES_MAX:
-                frame = frame_at(memoryview(read(at + found, size)), 0, at + found)
-                if frame is not None and frame.position == at + found:
-                    return Piece(place, at + found - place, None, zeros=_all_zero(read, place, at + found))
-                if frame is not None and not fallback:
-                    fallback = at + found
+            here = at + found
+            belongs = _claimed_position(read, here) == here
+            if belongs or (not fallback and tries < TRIES_MAX):
+                tries += not belongs
+                size = frame_bytes_at(memoryview(read(here, HEAD.size)), 0)
+                good = size and frame_at(memoryview(read(here, size)), 0, here) is not None
+                if good and belongs:
+                    return Piece(place, here - place, None, zeros=_all_zero(read, place, here))
+                if good:
+                    fallback = here
             found = window.find(FRAME_START, found + 1)
         if len(window) < 4:
             at += len(window)
@@ -385,6 +389,15 @@ def _stretch(read: Read, place: int, end: int) -> Piece:
     if fallback:
         return Piece(place, fallback - place, None, zeros=_all_zero(read, place, fallback))
     return Piece(place, at - place, None, zeros=zeros)
+
+
+def _claimed_position(read: Read, place: int) -> int:
+    """Where the frame at `place` says that it stands, whether or not it is one; -1 if its head is not all there."""
+    head = memoryview(read(place, OVERHEAD + TOPIC_BYTES_MAX))
+    if len(head) < OVERHEAD:
+        return -1
+    layout = head_of(min((head[8] << 8) | head[9], TOPIC_BYTES_MAX))
+    return int(layout.unpack_from(head, 0)[11]) if len(head) >= layout.size else -1
 
 
 def _all_zero(read: Read, start: int, end: int) -> bool:

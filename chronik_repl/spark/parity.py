@@ -319,10 +319,9 @@ class _Run:
             self.progress("asking again where the log starts", self.total, self.total)
             if self.options.leader:
                 log_start = max(log_start, ask_leader(self.options.leader).log.start)
-            now = [c for c in self._survey(0) if c.segments]
-            if now and not leader:
+            else:
                 # Offline nothing tells the log start but the log: what no copy holds any more is no difference.
-                log_start = max(log_start, min(c.start for c in now))
+                log_start = min((c.start for c in self._survey(0) if c.segments), default=0)
         ledger.settle(log_start)
         if self.state is not None:
             self.state.forget_below(min((c.start for c in ledger.copies if c.segments), default=0))

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from chronik_repl.errors import ConfigError
 from chronik_repl.spark.digest import Block
 from chronik_repl.spark.layout import Walked
 from chronik_repl.spark.plan import Part, Span
@@ -81,10 +82,15 @@ class State:
             seen = {**before.copies, **seen}
         entry = Proved(FORMAT, span.start, span.end, run.first_previous, blocks, run, seen, when)
         path = self._path(span.start, run.first_previous)
-        path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_bytes(msgspec.json.encode(entry))
-        aside.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_bytes(msgspec.json.encode(entry))
+            aside.replace(path)
+        except OSError as error:
+            raise ConfigError(
+                f"--state {self._folder.parent}: {error.strerror}. Name a directory that can be written"
+            ) from error
 
     def forget_below(self, position: int) -> None:
         """Retention has removed these segments everywhere."""

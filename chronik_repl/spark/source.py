@@ -37,7 +37,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from chronik_repl.errors import ConfigError, OutOfRange
+from chronik_repl.errors import ConfigError, CorruptLog, OutOfRange
 from chronik_repl.spark.columns import batches
 from chronik_repl.spark.filters import Wanted
 from chronik_repl.spark.frames import FrameReader, Stretch
@@ -133,7 +133,7 @@ class LogFolder:
             raise ConfigError(copy.unreadable)
         wrong = next((s.wrong for s in copy.segments if s.wrong), "")
         if wrong:
-            raise ConfigError(wrong)
+            raise CorruptLog(f"{wrong}. `chronik wal verify` tells more")
         upto = self.options.get("upto", "committed")
         if upto == "durable":
             return copy, copy.durable_end

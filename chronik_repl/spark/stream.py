@@ -1,13 +1,12 @@
-"""`spark.readStream.format("chronik")`: the log as a stream. An offset is a position, `{"position": P}`; every batch
-is a range of them.
+"""`spark.readStream.format("chronik")`: the log as a stream. An offset is a position, and every batch a range of them.
 
 What is below the high watermark never changes, so a range read again after a crash gives the same records: with a
 checkpoint and a sink that is idempotent a batch (Parquet files are), every record arrives once.
 
     startingPosition      earliest (default): where the log starts; latest: the high watermark; or a position
-    maxBytesPerTrigger    at most so many bytes of the log a batch (at least one frame); maxRecordsPerTrigger: so many
-    records failOnDataLoss        true (default): stop if retention removed what was not read yet; false: go on at the
-    log's new start
+    maxBytesPerTrigger    at most so many bytes of the log a batch (at least one frame)
+    maxRecordsPerTrigger  at most so many records a batch (at least one frame)
+    failOnDataLoss        true (default): stop if retention removed what was not read yet; false: go on at the new start
 """
 
 from __future__ import annotations

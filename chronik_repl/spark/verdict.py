@@ -23,6 +23,7 @@ from chronik_repl.spark.survey import Copy
 Status = Literal["same", "proved earlier", "different", "missing", "behind", "not compared"]
 Verdict = Literal["same", "different", "could not tell"]
 EXIT_CODES: Mapping[Verdict, int] = {"same": 0, "different": 1, "could not tell": 2}
+UNREAD = "could not be read"
 _UNKNOWN = -1
 DIFFERENCES_MAX = 10_000  # listed in the report; all are counted
 
@@ -116,7 +117,7 @@ def judge(span: Span, scans: Mapping[str, Scan], reference: str, proved: Iterabl
             judged.differences.append(whole_segment(span, part, judged.runs))
         elif scanned is None or scanned.failed:
             judged.status[part.copy] = "not compared"
-            judged.why[part.copy] = scanned.failed if scanned else "not read"
+            judged.why[part.copy] = f"{UNREAD}: {scanned.failed}" if scanned else UNREAD
         elif scanned.missing:
             gone.append(part.copy)
             judged.status[part.copy] = "not compared"
@@ -330,7 +331,7 @@ class Ledger:
         copies = tuple(self._copy(c, covers, differences) for c in self.copies)
         partitions = tuple(self._partition(k, p, differences) for k, p in sorted(self._partitions.items()))
         compared = any(c.status in ("same", "proved earlier", "different", "missing") for c in covers)
-        failed = [c for c in covers if c.status == "not compared" and c.why.startswith(("/", "file:", "hdfs:", "s3"))]
+        failed = any(c.why.startswith(UNREAD) for c in covers)
         unsure = not compared or failed or any(c.unreadable for c in self.copies)
         verdict: Verdict = "different" if differences else "could not tell" if unsure else "same"
         notes = list(self.notes)
