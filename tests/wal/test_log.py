@@ -23,6 +23,7 @@ from chronik_repl.wal.committer import SPARE
 from chronik_repl.wal.disk import File
 from chronik_repl.wal.frame import BadFrame, Kind
 from chronik_repl.wal.log import Log, LogSettings
+from chronik_repl.wal.segment import BLOCK, best_mark
 from tests.simulation.disk import SimDisk
 from tests.wal.workbench import (
     CLUSTER,
@@ -441,6 +442,15 @@ async def test_founded_and_cut_off_before_the_first_epoch_is_as_new(place: Place
         assert (log.start, log.end, log.segments) == (ORIGIN, ORIGIN, 0)
         lead(log)
         await settle(log)
+
+
+async def test_a_finished_segment_is_marked_durable_to_its_end(place: Place) -> None:
+    async with opened(place) as log:
+        lead(log)
+        await write_segments(log, 4)
+        ends = [segment.end for segment in log._store.list[:-1]]
+        marks = [best_mark(place.read(name)[: 3 * BLOCK]) for name in segment_names(place)[:-1]]
+        assert [mark.durable_end for mark in marks if mark is not None] == ends
 
 
 class WatchesTheSpare(SimDisk):

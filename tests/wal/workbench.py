@@ -225,3 +225,22 @@ def set_marks(place: Place, name: str, durable_end: int, high_watermark: int) ->
 
 def image(place: Place) -> dict[str, bytes]:
     return {name: place.read(name) for name in place.names() if name != "lock"}
+
+
+async def ship(leader: Log, follower: Log, *, step: int = 777) -> None:
+    """From the follower's end to the leader's durable end, in odd pieces."""
+    rest = b""
+    while follower.end + len(rest) < leader.durable.value:
+        rest += await leader.read(Position(follower.end + len(rest)), step)
+        taken = follower.append_received(memoryview(rest))
+        rest = rest[taken:]
+    assert not rest
+    await follower.durable.wait(follower.end)
+    follower.commit_to(leader.committed.value)
+
+
+def another(place: Place) -> Place:
+    if isinstance(place, RealPlace):
+        (place.path / "other").mkdir()
+        return RealPlace(place.path / "other")
+    return SimPlace()
