@@ -20,7 +20,7 @@ from pathlib import Path
 
 import trio
 
-from chronik_repl.errors import ChronikError, DiskFailed
+from chronik_repl.errors import ChronikError, CorruptLog, DiskFailed
 from tests.crash.life import live, missing
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
@@ -133,9 +133,7 @@ class PowerCuts:
 
             try:
                 trio.run(main)
-            except* DiskFailed:
-                pass
-            except* OSError:  # the file system is gone under open()
+            except* (DiskFailed, CorruptLog, OSError):  # the file system is gone, under writes, reads, open()
                 pass
             finally:
                 os.close(mount_fd)

@@ -33,11 +33,12 @@ def main() -> int:
                 if wrong:
                     print(f"\n{options.fault} {count}: {wrong}")
                     return 1
-                print(f"\r{options.fault} {count}", end="", flush=True)
+                if sys.stdout.isatty():
+                    print(f"\r{options.fault} {count}", end="", flush=True)
         except CannotDo as error:
             print(f"not on this machine: {error}")
             return 2
-    print(f"\r{count} × {options.fault} in {time.monotonic() - began:.0f} s: everything acked was there")
+    print(f"{count} × {options.fault} in {time.monotonic() - began:.0f} s: everything acked was there")
     return 0
 
 
@@ -49,9 +50,11 @@ def power_cuts(options: argparse.Namespace, scratch: Path) -> Iterator[str]:
         yield cuts.cut()
 
 
-def at_each(run: Callable[[Path, int], tuple[bool, str]], options: argparse.Namespace, scratch: Path) -> Iterator[str]:
+def at_each(
+    run: Callable[[Path, int, int], tuple[bool, str]], options: argparse.Namespace, scratch: Path
+) -> Iterator[str]:
     for n in range(1, options.times + 1):
-        hit, wrong = run(scratch / str(n), n)
+        hit, wrong = run(scratch / str(n), n, max(8, n))
         if not hit:
             return
         yield wrong

@@ -291,9 +291,10 @@ def main() -> int:
         total, step = int(options.inputs), 100_000
         for number, done in enumerate(range(0, total, step)):
             found = fuzz(name, min(step, total - done), options.seed + number)
-            print(f"\r{name}: {done + found.inputs} of {total}, grown {found.grown_mb:.0f} MB", end="", flush=True)
+            if sys.stdout.isatty():
+                print(f"\r{name}: {done + found.inputs} of {total}, grown {found.grown_mb:.0f} MB", end="", flush=True)
         took = time.monotonic() - began
-        print(f"\r{name}: {total} inputs in {took:.0f} s from seed {options.seed}: declared errors only")
+        print(f"{name}: {total} inputs in {took:.0f} s from seed {options.seed}: declared errors only")
     return 0
 
 
