@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from chronik_repl.spark.session import SparkMissing, open_session
+from chronik_repl.spark.session import QUICK_JVM, SparkMissing, open_session
+
+os.environ.setdefault("JDK_JAVA_OPTIONS", QUICK_JVM)  # for the JVMs that tests start themselves, too
 
 
 @pytest.fixture(scope="session")
