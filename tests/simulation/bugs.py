@@ -277,4 +277,11 @@ CAUGHT: dict[str, int] = {
     "start-not-durable": 1,
     "many-changes": 7,
     "show-unconfirmed": 1,
+    "new-members-alone": 8,
+    "failed-sync-ignored": 9,
+    "log-ahead-ignored": 13,
+    "async-waits": 15,
+    "high-watermark-back": 16,
+    "deposes-by-asking": 21,
+    "ring-gap": 24,
 }

@@ -108,7 +108,8 @@ class Judge:
             asked = self._asked.get((target, connection))
             if asked is not None and message.status == Answer.OK and asked.purpose != Purpose.ASK:
                 self._check_granted(machine, message, asked)
-            if asked is not None and asked.purpose == Purpose.ASK and message.live_leader not in (0, asked.node_id):
+            tells = asked is not None and asked.purpose == Purpose.ASK and message.live_leader not in (0, asked.node_id)
+            if tells and machine.cluster.fabric.is_clear(source, target):  # else the answer may come too late
                 self._heard[target] = trio.current_time()
         elif isinstance(message, Ack):
             self._check_durable(machine, message.position, "acks")

@@ -201,6 +201,10 @@ class Fabric:
     def is_cut(self, source: str, target: str) -> bool:
         return (source, target) in self._cuts
 
+    def is_clear(self, source: str, target: str) -> bool:
+        """Will what is sent now arrive at once?"""
+        return not self.is_cut(source, target) and (source, target) not in self.slow and target not in self._frozen
+
     def freeze(self, node: str) -> None:
         self._frozen.setdefault(node, trio.Event())
 

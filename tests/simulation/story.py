@@ -553,6 +553,10 @@ class Story:
         for machine in self.rng.sample(free, len(free)):
             if await self._promote_one(machine, accept_loss=False):
                 return
+        for machine in free:  # one that does not listen cannot be asked for its vote
+            if not machine.settings.wal_receiver_enabled and machine.name not in self._busy:
+                self.cluster.variables(machine, wal_receiver_enabled=True)
+                machine.kill()
 
     async def _invite(self) -> None:
         """Who is no member, or whose address the leader does not know, is added by the operator."""
