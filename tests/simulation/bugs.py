@@ -244,6 +244,24 @@ BUGS: dict[str, Bug] = {
         (55,),
         ((epochs, "membership_in_force", lambda c, h, x=(): _in_force(c[-1:], h, x)),),
     ),
+    "old-members-alone": Bug(
+        "the members before a change count alone until it is committed",
+        (55,),
+        ((epochs, "membership_in_force", lambda c, h, x=(): _in_force(c, h, x)[:1]),),
+    ),
+    "k-beside-the-log": Bug(
+        "one sync replica fewer counts than the log says",
+        (55,),
+        (
+            (
+                epochs,
+                "electorate",
+                lambda change: epochs.Electorate(
+                    frozenset(epochs.identity(m) for m in change.members), max(0, change.sync_replicas - 1)
+                ),
+            ),
+        ),
+    ),
     "many-changes": Bug(
         "members change again before the last change is committed",
         (55,),
@@ -284,4 +302,6 @@ CAUGHT: dict[str, int] = {
     "high-watermark-back": 16,
     "deposes-by-asking": 21,
     "ring-gap": 24,
+    "old-members-alone": 2,
+    "k-beside-the-log": 2,
 }

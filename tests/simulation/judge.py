@@ -11,6 +11,7 @@ high watermark must be that, byte for byte, for ever.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -27,18 +28,26 @@ from chronik_repl.replication.messages import (
     Purpose,
 )
 from chronik_repl.wal import frame
+from chronik_repl.wal.changes import HistoryEntry, MembersChanged
 from chronik_repl.wal.segment import FRAMES_AT
 from tests.simulation.medium import Inode, Medium
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Machine
 
-in_force = epochs.membership_in_force  # as they are, whatever is planted later
+_electorate = epochs.electorate  # as they are, whatever is planted later
+_in_force = epochs.membership_in_force
 may_grant = epochs.may_grant
 
 
-class Broken(Exception):
-    """A promise was broken."""
+def in_force(
+    changes: Sequence[tuple[int, MembersChanged]], high_watermark: int, history: Sequence[HistoryEntry]
+) -> tuple[epochs.Electorate, ...]:
+    planted, epochs.electorate = epochs.electorate, _electorate
+    try:
+        return _in_force(changes, high_watermark, history)
+    finally:
+        epochs.electorate = planted
 
 
 class Acked(NamedTuple):
