@@ -316,7 +316,7 @@ class Node:
             return False
         if history:
             return history[-1].leader == self.node_id or not self._local.listening
-        return self._program == "leader" and self.log.cluster_id is None
+        return self._program == "leader"
 
     async def _lead(self, won: Won) -> None:
         me = self._local.me

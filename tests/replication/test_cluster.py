@@ -18,6 +18,13 @@ async def test_two_followers_hold_the_leaders_log(tmp_path: Path) -> None:
             assert await produced(running) == [b"%d" % number for number in range(500)]
 
 
+async def test_a_cluster_that_was_given_its_name_is_founded(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1, cluster_id="named")
+        await leader.up.log.committed.wait(produce(leader, b"first").end)
+        assert leader.up.cluster_id == "named"
+
+
 async def test_followers_files_are_the_leaders_files(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         leader = await cluster.leader_and(2, replication_mode="sync")
