@@ -19,6 +19,7 @@ from chronik_repl.wal.frame import HEAD
 from chronik_repl.wal.segment import FRAMES_AT
 
 BLOCK_BYTES = 4 * 1024 * 1024
+INDEXED_BYTES_MAX = (1 << 32) - 1  # an index counts positions in 32 bits
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True):
@@ -93,7 +94,7 @@ def scan_local(task: ScanTask) -> Scan:
 def scan(task: ScanTask, file: Bytes, raw_index: bytes = b"") -> Scan:
     result = Scan(task.copy, task.start, blocks=[], runs=[])
     index: IndexFile | None = None
-    if raw_index:
+    if raw_index and task.bounds[-1] - task.start <= INDEXED_BYTES_MAX:
         result.index_digest = hashlib.sha256(raw_index).digest()
         found = read_index(raw_index, task.start) if task.walk else None
         if isinstance(found, str):
