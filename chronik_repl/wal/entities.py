@@ -59,6 +59,11 @@ class PartitionState:
             del producer.batches[0]
 
 
+# A batch above the high watermark: once that passes the first, the partition's committed offset is the last. A plain
+# tuple, for there is one a batch on the hot path.
+Pending = tuple[Position, PartitionState, Offset]
+
+
 class TopicState:
     __slots__ = ("configs", "name", "partitions", "prefix", "removed", "retired")
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from crc32c import crc32c
 
-from chronik_repl.positions import Checksum, Epoch, Offset, Position
+from chronik_repl.positions import Checksum, Epoch, Position
 from chronik_repl.wal.changes import Change
-from chronik_repl.wal.entities import PartitionState
+from chronik_repl.wal.entities import PartitionState, Pending
 from chronik_repl.wal.frame import (
     MAGIC,
     OVERHEAD,
@@ -29,14 +29,14 @@ from chronik_repl.wal.frame import (
 from chronik_repl.wal.index import ENTRY, ActiveIndex
 from chronik_repl.wal.state import BATCH, OFFSET_MAX, State
 
-Appended = Callable[[Position, PartitionState, Offset], None]
+Appended = Callable[[Pending], object]
 
 
 class Intake:
     def __init__(
         self, state: State, frame_bytes_max: int, appended: Appended, high_watermark: Position | None = None
     ) -> None:
-        """`appended` hears of every batch above the high watermark (end, partition, next offset). With one given here,
+        """`appended` hears of every batch above the high watermark. With one given here,
         committed offsets are set as of it when it is passed; without one they are someone else's business."""
         self.state = state
         self.index: ActiveIndex | None = None  # of the segment that the frames stand in
@@ -60,7 +60,7 @@ class Intake:
         if isinstance(touched, PartitionState):
             self.records += frame.record_count
             if self._show_at is None:
-                self._appended(end, touched, touched.next_offset)
+                self._appended((end, touched, touched.next_offset))
             if self.index is not None:
                 self.index.add_frame(frame, touched.topic)
         elif self.index is not None:
@@ -124,7 +124,7 @@ class Intake:
             else:
                 rows[key] = bytearray(row)
             if show_at is None:
-                appended(end, partition, next_offset)
+                appended((end, partition, next_offset))
             self.records += count
             at, position, chain = frame_end, end, checksum
         return at, position, chain

@@ -232,7 +232,7 @@ class Reader:
 
     async def index_of(self, segment: Segment) -> ActiveIndex:
         """From the segment's own bytes."""
-        intake = Intake(State(), self._store.frame_bytes_max, lambda end, partition, next_offset: None)
+        intake = Intake(State(), self._store.frame_bytes_max, lambda pending: None)
         self._store.pin(segment)
         try:
             folded = await fold(self._store, segment.end, intake, below=segment.start)

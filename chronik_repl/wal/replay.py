@@ -10,24 +10,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from chronik_repl.errors import CorruptLog
-from chronik_repl.positions import Checksum, Offset, Position
+from chronik_repl.positions import Checksum, Position
+from chronik_repl.wal.entities import Pending
 from chronik_repl.wal.frame import FIELDS, HEAD, OVERHEAD, TOPIC_LEN, BadFrame, Kind, decode, frame_size
 from chronik_repl.wal.index import ActiveIndex, BadIndex, SealedIndex
 from chronik_repl.wal.intake import Intake
 from chronik_repl.wal.segment import FRAMES_AT
 from chronik_repl.wal.segments import Segment, Store
 from chronik_repl.wal.snapshot import PART_BYTES, last_part_at, read_part
-from chronik_repl.wal.state import PartitionState, State
+from chronik_repl.wal.state import State
 
 LAG_SEGMENTS = 4  # fewer than that are simply read
-
-
-class Pending(NamedTuple):
-    """A batch above the high watermark: once that passes `end` the partition's committed offset is `next_offset`."""
-
-    end: Position
-    partition: PartitionState
-    next_offset: Offset
 
 
 class Replayed(NamedTuple):
@@ -45,11 +38,7 @@ async def replay(store: Store, upto: Position, high_watermark: Position) -> Repl
     if lagging is not None:
         return lagging
     pending: list[Pending] = []
-
-    def appended(end: Position, partition: PartitionState, next_offset: Offset) -> None:
-        pending.append(Pending(end, partition, next_offset))
-
-    intake = Intake(State(), store.frame_bytes_max, appended, high_watermark)
+    intake = Intake(State(), store.frame_bytes_max, pending.append, high_watermark)
     folded = await fold(store, upto, intake, below=high_watermark, ahead=True)
     if folded.end <= high_watermark:
         intake.show()
@@ -65,18 +54,15 @@ async def _replay_lagging(store: Store, upto: Position, high_watermark: Position
     newest = max((n for n, s in enumerate(held) if s.snapshot_whole), default=0)
     if newest - behind <= LAG_SEGMENTS:
         return None
-    waiting: list[tuple[Position, tuple[str, int], Offset]] = []
-
-    def appended(end: Position, partition: PartitionState, next_offset: Offset) -> None:
-        waiting.append((end, (partition.topic, partition.partition), next_offset))
-
-    then = Intake(State(), store.frame_bytes_max, appended, high_watermark)
+    exact: list[Pending] = []
+    then = Intake(State(), store.frame_bytes_max, exact.append, high_watermark)
     folded = await fold(store, held[behind].end, then, below=high_watermark, ahead=True)
     if folded.end != held[behind].end:
         return None  # damaged: the long way says so
     if folded.end <= high_watermark:
         then.show()
     seen = {(p.topic, p.partition): p.next_offset for p in then.state.partitions()}
+    waiting = [(end, (p.topic, p.partition), next_offset) for end, p, next_offset in exact]
     for segment in held[behind + 1 : newest]:
         try:
             index = SealedIndex(await store.disk.map(segment.index_name), segment.start, segment.end)
@@ -86,18 +72,19 @@ async def _replay_lagging(store: Store, upto: Position, high_watermark: Position
             if next_offset > seen.get(key, 0):
                 seen[key] = next_offset
                 waiting.append((segment.end, key, next_offset))
-    now = Intake(State(), store.frame_bytes_max, appended)
+    newer: list[Pending] = []
+    now = Intake(State(), store.frame_bytes_max, newer.append)
     folded = await fold(store, upto, now, below=upto, ahead=True)
     for shown in then.state.partitions():
         partition = now.state.find(shown.topic, shown.partition)
         if partition is not None:
             partition.committed_offset = shown.committed_offset
-    pending = [
-        Pending(end, partition, next_offset)
+    pending: list[Pending] = [
+        (end, partition, next_offset)
         for end, key, next_offset in waiting
         if (partition := now.state.find(*key)) is not None
     ]
-    return Replayed(now.state, folded.active, pending, folded.end, folded.chain, folded.why)
+    return Replayed(now.state, folded.active, pending + newer, folded.end, folded.chain, folded.why)
 
 
 def coarsen(pending: Iterable[Pending], end: Position) -> list[Pending]:
@@ -105,8 +92,8 @@ def coarsen(pending: Iterable[Pending], end: Position) -> list[Pending]:
 
     For a high watermark that stands still while the log grows: what is kept of that must not grow with the records.
     """
-    newest = {entry.partition: entry.next_offset for entry in pending}
-    return [Pending(end, partition, next_offset) for partition, next_offset in newest.items()]
+    newest = {partition: next_offset for _, partition, next_offset in pending}
+    return [(end, partition, next_offset) for partition, next_offset in newest.items()]
 
 
 class Folded(NamedTuple):

@@ -25,7 +25,7 @@ from chronik_repl.wal.segment import FOLDER, FRAMES_AT, segment_name
 OPEN_FILES_MAX = 64
 INDEXES_MAX = 1024  # mapped at once
 WALK_BYTES = 256 * 1024
-AHEAD_BYTES = 2 * 1024 * 1024
+AHEAD_BYTES = 8 * 1024 * 1024
 
 
 class Segment:

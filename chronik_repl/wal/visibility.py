@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from chronik_repl.positions import CHAIN_SEED, ORIGIN, Checksum, Offset, Position
-from chronik_repl.wal.entities import PartitionState
-from chronik_repl.wal.replay import Pending, coarsen
+from chronik_repl.positions import CHAIN_SEED, ORIGIN, Checksum, Position
+from chronik_repl.wal.entities import Pending
+from chronik_repl.wal.replay import coarsen
 from chronik_repl.wal.watermark import Watermark
 
 PENDING_MAX = 200_000
@@ -26,6 +26,7 @@ class Visibility:
         self._log_start_moved = log_start_moved
         self._goal = ORIGIN  # what the role said is committed; may be ahead of what is durable here
         self._pending: deque[Pending] = deque()  # batches above the high watermark
+        self.batch_appended = self._pending.append  # on the hot path: so the queue stays the same object
         self._coarse_to = ORIGIN  # up to here they are one a partition, not one a batch
         self._starts: deque[tuple[Position, Position]] = deque()  # log starts above it: end of the frame, start
 
@@ -42,12 +43,10 @@ class Visibility:
         self.durable_checksum = chain
         self.committed.reset(high_watermark)
         self._goal = high_watermark
-        self._pending = deque(pending)
+        self._pending.clear()
+        self._pending.extend(pending)
         self._coarse_to = ORIGIN
         self._starts = deque([(end, log_start)])
-
-    def batch_appended(self, end: Position, partition: PartitionState, next_offset: Offset) -> None:
-        self._pending.append(Pending(end, partition, next_offset))
 
     def start_appended(self, end: Position, start: Position) -> None:
         """A frame that ends at `end` says that the log starts at `start`."""
@@ -56,9 +55,10 @@ class Visibility:
     def segment_ended(self, end: Position) -> None:
         """Keep what waits for the high watermark from growing with the records, if it does not move for long."""
         if len(self._pending) > PENDING_MAX:
-            coarse = [entry for entry in self._pending if entry.end <= self._coarse_to]
-            fine = [entry for entry in self._pending if entry.end > self._coarse_to]
-            self._pending = deque(coarse + coarsen(fine, end))
+            coarse = [entry for entry in self._pending if entry[0] <= self._coarse_to]
+            fine = [entry for entry in self._pending if entry[0] > self._coarse_to]
+            self._pending.clear()
+            self._pending.extend(coarse + coarsen(fine, end))
             self._coarse_to = end
 
     def became_durable(self, end: Position, chain: Checksum) -> None:
@@ -75,7 +75,7 @@ class Visibility:
         if target <= self.committed.value:
             return
         pending = self._pending
-        while pending and pending[0].end <= target:
+        while pending and pending[0][0] <= target:
             _, partition, next_offset = pending.popleft()
             partition.committed_offset = next_offset
         self.committed.advance(target)

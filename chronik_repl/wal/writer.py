@@ -136,7 +136,7 @@ class Writer:
         active.ends.append(end)
         active.checksums.append(checksum)
         active.add((topic, partition), base, newest_ms, position, size, record_count)
-        self._visibility.batch_appended(end, part, next_offset)
+        self._visibility.batch_appended((end, part, next_offset))
         self._push(frame, end, checksum, record_count)
         return Appended(position, end, base, now_ms)
 

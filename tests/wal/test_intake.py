@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from chronik_repl.positions import CHAIN_SEED, ORIGIN, Checksum, Epoch, Offset, Position
+from chronik_repl.positions import CHAIN_SEED, ORIGIN, Checksum, Epoch, Position
 from chronik_repl.wal.changes import ProducerIdGiven
-from chronik_repl.wal.entities import PartitionState
+from chronik_repl.wal.entities import Pending
 from chronik_repl.wal.frame import BadFrame, Frame, decode, encode, topic_prefix
 from chronik_repl.wal.index import ActiveIndex
 from chronik_repl.wal.intake import Intake
@@ -45,7 +45,8 @@ class Way:
         self.intake = Intake(State(), MAX, self._note, watermark)
         self.intake.index = ActiveIndex(ORIGIN, CHAIN_SEED)
 
-    def _note(self, end: Position, partition: PartitionState, next_offset: Offset) -> None:
+    def _note(self, pending: Pending) -> None:
+        end, partition, next_offset = pending
         self.appended.append((end, partition.topic, partition.partition, next_offset))
 
     def run(self, stream: bytes, pieces: int | None = None) -> tuple[object, ...]:
