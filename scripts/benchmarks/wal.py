@@ -209,7 +209,7 @@ async def write_unsealed(folder: Path, size: int) -> None:
                 if log.end + 20_000 < size:
                     log.append_batch("t", 0, batch, record_count=1)
             await log.durable.wait(log.end)
-        log.commit_to(log.end)
+            log.commit_to(log.end)
 
 
 async def recover(folder: Path) -> float:
