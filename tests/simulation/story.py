@@ -553,10 +553,12 @@ class Story:
         for machine in self.rng.sample(free, len(free)):
             if await self._promote_one(machine, accept_loss=False):
                 return
-        for machine in free:  # one that does not listen cannot be asked for its vote
-            if not machine.settings.wal_receiver_enabled and machine.name not in self._busy:
-                self.cluster.variables(machine, wal_receiver_enabled=True)
-                machine.kill()
+        if all(m.settings.wal_receiver_enabled and m.settings.replication_followers for m in free):
+            return
+        for machine in free:  # one that does not listen, or whose address nobody knows, cannot be asked for its vote
+            everyone = tuple(f"{name}:{PORT}" for name in self.cluster.machines if name != machine.name)
+            self.cluster.variables(machine, wal_receiver_enabled=True, replication_followers=everyone)
+            machine.kill()
 
     async def _invite(self) -> None:
         """Who is no member, or whose address the leader does not know, is added by the operator."""
