@@ -60,6 +60,7 @@ class Fetching:
         self._meters = door.meters
         self._sending = sending
         self._waits: dict[_Wait, None] = {}
+        self._asleep: trio.Event | None = None
 
     async def run(self) -> None:
         """Wake those who wait, until cancelled. Raises DiskFailed."""
@@ -74,6 +75,11 @@ class Fetching:
                         del self._waits[wait]
                         break
             took_s = time.perf_counter() - began_s
+            if not self._waits:  # nobody to wake: do not be woken by every group
+                self._asleep = trio.Event()
+                await self._asleep.wait()
+                self._asleep = None
+                continue
             try:
                 if took_s > LOOK_S:  # thousands of partitions are watched: look less often, not all the time
                     await trio.sleep(took_s * LOOK_REST)
@@ -209,6 +215,8 @@ class Fetching:
             return
         wait = _Wait(watched)
         self._waits[wait] = None
+        if self._asleep is not None:
+            self._asleep.set()
         try:
             with trio.move_on_at(deadline):
                 await wait.event.wait()
