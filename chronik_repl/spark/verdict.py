@@ -226,7 +226,7 @@ class Ledger:
         self.frames = self.records = 0
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._spans: list[tuple[Span, dict[str, Status], dict[str, str], list[Walked], tuple[str, ...]]] = []
-        self._last: tuple[int, int] | None = None  # where the last span ended, and the chain value there
+        self._last: Walked | None = None  # the last run, if it was good to its end
         self._different: set[str] = set()
 
     def add(self, judged: Judged) -> None:
@@ -267,13 +267,20 @@ class Ledger:
                 )
 
     def _chain(self, judged: Judged) -> None:
-        runs = judged.runs
-        follows = runs and runs[0].frames and self._last and self._last[0] == runs[0].start and not judged.closer
-        if follows and self._last and self._last[1] != runs[0].first_previous:
-            words = "the chain breaks between two segments"
-            judged.differences.append(Difference(runs[0].start, runs[0].start, "all", "wrong log", words))
-        last = runs[-1] if runs else None
-        self._last = (last.end, last.last_checksum) if last and last.frames and not last.wrong else None
+        """What must hold from one segment to the next, whoever has them."""
+        first, before = next(iter(judged.runs), None), self._last
+        if first and before and first.frames and first.start == before.end and not judged.closer:
+            words = ""
+            if before.last_checksum != first.first_previous:
+                words = "the chain breaks between two segments"
+            elif first.first_epoch < before.last_epoch:
+                words = f"epoch {first.first_epoch} follows epoch {before.last_epoch}"
+            elif first.first_time_ms < before.last_time_ms:
+                words = f"the log's time goes back from {before.last_time_ms} to {first.first_time_ms}"
+            if words:
+                judged.differences.append(Difference(first.start, first.start, "all", "wrong log", words))
+        last = judged.runs[-1] if judged.runs else None
+        self._last = last if last and last.frames and not last.wrong else None
 
     def _tally(self, run: Walked, judged: Judged) -> None:
         good = [
