@@ -124,6 +124,15 @@ class RealDisk:
 
     async def read_into(self, file: File, at: int, buffer: memoryview) -> int:
         assert isinstance(file, RealFile)
+        if len(buffer) <= SMALL_READ:
+            try:
+                got = os.preadv(file.fd, (buffer,), at, os.RWF_NOWAIT)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO):
+                    raise
+                got = 0
+            if got == len(buffer) or at + got >= os.fstat(file.fd).st_size:
+                return got
         return await self._in_thread(self._read_into, file, at, buffer)
 
     def _read_into(self, file: RealFile, at: int, buffer: memoryview) -> int:

@@ -39,7 +39,7 @@ async def replay(store: Store, upto: Position, high_watermark: Position) -> Repl
         return lagging
     pending: list[Pending] = []
     intake = Intake(State(), store.frame_bytes_max, pending.append, high_watermark)
-    folded = await fold(store, upto, intake, below=high_watermark, ahead=True)
+    folded = await fold(store, upto, intake, below=high_watermark, alone=True)
     if folded.end <= high_watermark:
         intake.show()
     return Replayed(intake.state, folded.active, pending, folded.end, folded.chain, folded.why)
@@ -56,7 +56,7 @@ async def _replay_lagging(store: Store, upto: Position, high_watermark: Position
         return None
     exact: list[Pending] = []
     then = Intake(State(), store.frame_bytes_max, exact.append, high_watermark)
-    folded = await fold(store, held[behind].end, then, below=high_watermark, ahead=True)
+    folded = await fold(store, held[behind].end, then, below=high_watermark, alone=True)
     if folded.end != held[behind].end:
         return None  # damaged: the long way says so
     if folded.end <= high_watermark:
@@ -74,7 +74,7 @@ async def _replay_lagging(store: Store, upto: Position, high_watermark: Position
                 waiting.append((segment.end, key, next_offset))
     newer: list[Pending] = []
     now = Intake(State(), store.frame_bytes_max, newer.append)
-    folded = await fold(store, upto, now, below=upto, ahead=True)
+    folded = await fold(store, upto, now, below=upto, alone=True)
     for shown in then.state.partitions():
         partition = now.state.find(shown.topic, shown.partition)
         if partition is not None:
@@ -103,7 +103,7 @@ class Folded(NamedTuple):
     why: str
 
 
-async def fold(store: Store, upto: Position, intake: Intake, *, below: Position, ahead: bool = False) -> Folded:
+async def fold(store: Store, upto: Position, intake: Intake, *, below: Position, alone: bool = False) -> Folded:
     """The log at `upto`, from the last whole snapshot at or below both it and `below`, into a fresh `intake`.
 
     Stops early at bytes that are no frame; the answer says where. Raises CorruptLog for segments that do not join.
@@ -128,7 +128,7 @@ async def fold(store: Store, upto: Position, intake: Intake, *, below: Position,
                 end=segment.end,
             )
         index = intake.index = ActiveIndex(end, chain)
-        walk = await store.walk(segment, min(upto, segment.end), intake.take, batches=intake.take_batches, ahead=ahead)
+        walk = await store.walk(segment, min(upto, segment.end), intake.take, batches=intake.take_batches, alone=alone)
         end, chain = walk.end, walk.chain
         if walk.why:
             return Folded(index, end, chain, walk.why)

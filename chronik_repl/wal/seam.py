@@ -47,8 +47,8 @@ class Disk(Protocol):
         """Up to `size` bytes; fewer only at the end of the file. Served from the page cache without a thread hop."""
 
     async def read_into(self, file: File, at: int, buffer: memoryview) -> int:
-        """As `read`, into a buffer of the caller's, off the event loop; returns how many bytes. For those who read
-        much: fresh memory costs more than the reading."""
+        """As `read`, into a buffer of the caller's; returns how many bytes. For those who read much: fresh memory
+        costs more than the reading. Small reads of what is cached let nobody else run meanwhile: yield now and then."""
 
     async def map(self, name: str) -> memoryview:
         """A whole file, mapped and not loaded: for files that are replaced, never changed. Raises FileNotFoundError."""

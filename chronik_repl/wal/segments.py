@@ -25,7 +25,7 @@ from chronik_repl.wal.segment import FOLDER, FRAMES_AT, segment_name
 OPEN_FILES_MAX = 64
 INDEXES_MAX = 1024  # mapped at once
 WALK_BYTES = 256 * 1024
-AHEAD_BYTES = 8 * 1024 * 1024
+ALONE_BYTES = 4 * 1024 * 1024  # between two passes of the event loop, while nobody else needs it
 
 
 class Segment:
@@ -202,60 +202,26 @@ class Store:
         start: Position | None = None,
         chain: Checksum | None = None,
         batches: Batches | None = None,
-        ahead: bool = False,
+        alone: bool = False,
     ) -> Walk:
         """Hand the segment's frames from `start` (its own, unless told) to `end` to `each`.
 
         Stops at the first bytes that are no frame; the answer says where and why. `batches` may take some of them,
-        faster. `ahead`: the next bytes are read while these are looked at; otherwise in small steps, for others run
-        meanwhile.
+        faster. `alone`: others need not run meanwhile; otherwise it goes in small steps.
         """
         position = segment.start if start is None else start
         walk = Walk(position, segment.chain if chain is None else chain, self.frame_bytes_max, each, batches)
+        buffer = memoryview(bytearray(min(WALK_BYTES, max(end - position, 0))))
         async with self.pinned(segment) as file:
             at, stop = segment.file_offset(position), segment.file_offset(end)
-            if ahead and stop - at > AHEAD_BYTES:
-                await self._walk_ahead(walk, file, at, stop)
-            else:
-                while at < stop and not walk.why:
-                    piece = await self.disk.read(file, at, min(WALK_BYTES, stop - at))
-                    if not piece:
-                        break
-                    walk.feed(piece)
-                    at += len(piece)
+            while at < stop and not walk.why:
+                size = await self.disk.read_into(file, at, buffer[: stop - at])
+                if not size:
+                    break
+                walk.feed(buffer[:size])
+                at += size
+                if not alone or at % ALONE_BYTES < size:
+                    await trio.lowlevel.checkpoint()
         if walk.end < end and not walk.why:
             walk.why = "the file ends inside a frame, or before one that should be there"
         return walk
-
-    async def _walk_ahead(self, walk: Walk, file: File, at: int, stop: int) -> None:
-        """Two buffers: while one is looked at the other is filled."""
-        filled, to_look_at = trio.open_memory_channel[memoryview | CorruptLog](0)
-        looked_at, to_fill = trio.open_memory_channel[memoryview](2)
-        for _ in range(2):
-            looked_at.send_nowait(memoryview(bytearray(AHEAD_BYTES)))
-
-        async def fill() -> None:
-            async with filled:
-                for start in range(at, stop, AHEAD_BYTES):
-                    buffer = (await to_fill.receive())[: stop - start]
-                    try:
-                        size = await self.disk.read_into(file, start, buffer)
-                    except CorruptLog as error:
-                        await filled.send(error)
-                        return
-                    await filled.send(buffer[:size])
-
-        failure: CorruptLog | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill)
-            async for piece in to_look_at:
-                if isinstance(piece, CorruptLog):
-                    failure = piece
-                    break
-                walk.feed(piece)
-                if walk.why or len(piece) < AHEAD_BYTES:
-                    break
-                looked_at.send_nowait(piece)
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
