@@ -96,16 +96,10 @@ class RealDisk:
         assert isinstance(file, RealFile)
         if size > SMALL_READ:  # the copying alone would hold up the event loop
             return await self._in_thread(self._read, file, at, size)
-        scratch = self._scratch[:size]
-        try:
-            got = os.preadv(file.fd, (scratch,), at, os.RWF_NOWAIT)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO):
-                raise
-            got = 0
-        if got < size and at + got < os.fstat(file.fd).st_size:
+        got = self._read_cached(file, at, self._scratch[:size])
+        if got is None:
             return await self._in_thread(self._read, file, at, size)
-        data = bytes(scratch[:got])
+        data = bytes(self._scratch[:got])
         # No pass of the event loop for each: a fetch is made of many small ones. But never on and on.
         self._read_at_once += size
         if self._read_at_once > SMALL_READ:
@@ -124,16 +118,18 @@ class RealDisk:
 
     async def read_into(self, file: File, at: int, buffer: memoryview) -> int:
         assert isinstance(file, RealFile)
-        if len(buffer) <= SMALL_READ:
-            try:
-                got = os.preadv(file.fd, (buffer,), at, os.RWF_NOWAIT)
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO):
-                    raise
-                got = 0
-            if got == len(buffer) or at + got >= os.fstat(file.fd).st_size:
-                return got
-        return await self._in_thread(self._read_into, file, at, buffer)
+        got = self._read_cached(file, at, buffer) if len(buffer) <= SMALL_READ else None
+        return await self._in_thread(self._read_into, file, at, buffer) if got is None else got
+
+    def _read_cached(self, file: RealFile, at: int, buffer: memoryview) -> int | None:
+        """Without waiting for the device; None if that was not all there is."""
+        try:
+            got = os.preadv(file.fd, (buffer,), at, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO):
+                raise
+            return None
+        return got if got == len(buffer) or at + got >= os.fstat(file.fd).st_size else None
 
     def _read_into(self, file: RealFile, at: int, buffer: memoryview) -> int:
         got = 0

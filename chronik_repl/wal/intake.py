@@ -78,7 +78,7 @@ class Intake:
         topics, rows, start = state.topics_raw, index.rows, index.start
         add_end, add_checksum, pack = index.ends.append, index.checksums.append, ENTRY.pack
         limit, length, show_at = self._frame_bytes_max, len(view), self._show_at
-        now_ms = state.timestamp_ms
+        now_ms, records = state.timestamp_ms, 0
         while length - at >= SMALLEST:
             magic, version, body, topic_len = head_and_topic_len(view, at)
             size = body + 8
@@ -125,8 +125,9 @@ class Intake:
                 rows[key] = bytearray(row)
             if show_at is None:
                 appended((end, partition, next_offset))
-            self.records += count
+            records += count
             at, position, chain = frame_end, end, checksum
+        self.records += records
         return at, position, chain
 
 
