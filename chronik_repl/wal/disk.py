@@ -141,9 +141,8 @@ class RealDisk:
         return got
 
     def _unreadable(self, file: RealFile, at: int, error: OSError) -> CorruptLog:
-        return CorruptLog(
-            f"{self.path / file.name}: cannot be read from byte {at} on: {error.strerror}", file=file.name
-        )
+        name = file.name
+        return CorruptLog(f"{self.path / name}: cannot be read from byte {at} on: {error.strerror}", file=name)
 
     async def size(self, file: File) -> int:
         assert isinstance(file, RealFile)
