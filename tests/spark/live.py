@@ -22,7 +22,7 @@ from chronik_repl.spark.verdict import Report
 from tests.clients.cluster import Cluster, wait_for
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-VARIABLES = {"WAL_SEGMENT_BYTES": str(1 << 20), "WAL_RETENTION_BYTES": str(16 << 20)}
+VARIABLES = {"WAL_SEGMENT_BYTES": str(1 << 20), "WAL_RETENTION_BYTES": str(6 << 20)}
 
 
 class Load:
