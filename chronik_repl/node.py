@@ -392,8 +392,10 @@ class Node:
 
     async def _stand_by_itself(self) -> None:
         """One attempt; says why not when that changes."""
-        self._stand_scope = trio.CancelScope()
         async with self._standing:
+            if self._won is not None:
+                return  # by a promotion that had its turn first
+            self._stand_scope = trio.CancelScope()
             with self._stand_scope:
                 try:
                     self._won = await self._campaign.stand()
@@ -406,9 +408,9 @@ class Node:
         """Lead from now on. Raises Refused with what is missing."""
         if self._stopping:
             raise Refused("this node is stopping")
-        if self._leadership is not None:
-            raise Refused(f"node {self.node_id} leads already, since epoch {self._leadership.epoch}")
         async with self._standing:
+            if self._leadership is not None:
+                raise Refused(f"node {self.node_id} leads already, since epoch {self._leadership.epoch}")
             self._stand_scope = trio.CancelScope()
             with self._stand_scope:
                 self._won = await self._campaign.stand(promoted=True, accept_loss=accept_loss, say=say)
