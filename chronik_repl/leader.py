@@ -23,8 +23,8 @@ from chronik_repl.replication.messages import Handshake
 from chronik_repl.replication.session import Connection
 from chronik_repl.replication.shipper import Link
 from chronik_repl.replication.trail import Trail
-from chronik_repl.standing import FollowerStatus, Peer
-from chronik_repl.wal.changes import EpochStart, LogStartMoved, Member, MembersChanged, ProducerIdGiven, TopicMade
+from chronik_repl.standing import FollowerStatus, Peer, peer_of
+from chronik_repl.wal.changes import EpochStart, LogStartMoved, MembersChanged, ProducerIdGiven, TopicMade
 from chronik_repl.wal.frame import TOPIC_PATTERN
 
 RETENTION_INTERVAL_S = 10.0
@@ -103,7 +103,7 @@ class Leadership:
         live = self._live()
         changes = self._log.state.membership
         return tuple(
-            Peer(*_fields(member), live=epochs.identity(member) in live or epochs.identity(member) == self._local.me)
+            peer_of(member, live=epochs.identity(member) in live or epochs.identity(member) == self._local.me)
             for member in (changes[-1][1].members if changes else ())
         )
 
@@ -448,17 +448,6 @@ class Leadership:
         members = {epochs.identity(m) for m in self._log.state.membership[-1][1].members} - {self._local.me}
         held = [acked.get(who, Position(0)) for who in members]
         return held + [x.durable_end for x in self._links.values() if x.live and x.identity not in members]
-
-
-def _fields(member: Member) -> tuple[int, str, str, str, str, str]:
-    return (
-        member.node_id,
-        member.directory_id,
-        member.replication_address,
-        member.kafka_address,
-        member.http_address,
-        member.rack,
-    )
 
 
 def _names(change: MembersChanged) -> str:

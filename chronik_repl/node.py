@@ -34,8 +34,7 @@ from chronik_repl.replication.messages import Handshake
 from chronik_repl.replication.network import Network
 from chronik_repl.replication.receiver import Receiver
 from chronik_repl.replication.session import Connection
-from chronik_repl.standing import LogStatus, Peer, Role, Status
-from chronik_repl.wal.changes import Member
+from chronik_repl.standing import LogStatus, Peer, Role, Status, peer_of
 from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.log import Log, LogSettings
 
@@ -153,7 +152,7 @@ class Node:
     @property
     def leader(self) -> Peer | None:
         live = self._live() or self._receiver.last_heard()
-        return _peer(live.member, live=self._live() is not None) if live else None
+        return peer_of(live.member, live=self._live() is not None) if live else None
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -166,7 +165,7 @@ class Node:
         if live is not None:
             known[live.member.node_id] = live.member
             alive.add(live.member.node_id)
-        return tuple(_peer(m, live=m.node_id in alive) for m in sorted(known.values()))
+        return tuple(peer_of(m, live=m.node_id in alive) for m in sorted(known.values()))
 
     @property
     def accepting(self) -> bool:
@@ -475,18 +474,6 @@ def log_status(log: Log, free_bytes: int) -> LogStatus:
         groups_committed=stats.groups_committed,
         free_bytes=free_bytes,
         damage=tuple(f"{d.file} {d.start}..{d.end}: {d.what}" for d in log.damage),
-    )
-
-
-def _peer(member: Member, *, live: bool) -> Peer:
-    return Peer(
-        member.node_id,
-        member.directory_id,
-        member.replication_address,
-        member.kafka_address,
-        member.http_address,
-        member.rack,
-        live,
     )
 
 

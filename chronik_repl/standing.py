@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from chronik_repl.meters import Meters
+from chronik_repl.wal.changes import Member
 from chronik_repl.wal.log import Log
 
 Role = Literal["starting", "leader", "follower", "stopping"]
@@ -26,6 +27,18 @@ class Peer(msgspec.Struct, frozen=True):
     http_address: str = ""
     rack: str = ""
     live: bool = False
+
+
+def peer_of(member: Member, *, live: bool) -> Peer:
+    return Peer(
+        member.node_id,
+        member.directory_id,
+        member.replication_address,
+        member.kafka_address,
+        member.http_address,
+        member.rack,
+        live,
+    )
 
 
 class FollowerStatus(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import trio
 
 from chronik_repl import backup, identity
 from chronik_repl.errors import Refused
+from chronik_repl.node import Node
 from tests.replication.cluster import produce, produced, running_cluster, until
 
 
@@ -47,12 +48,22 @@ async def test_copy_has_no_authority_of_the_original(tmp_path: Path) -> None:
         await trio.to_thread.run_sync(backup.backup, leader.path, target)
         leader.path = target
         await leader.start()
-        for _ in range(12):  # beside the node's own attempts: they take turns
-            with pytest.raises(Refused, match="is not a member"):
-                await leader.up.promote()
+        with pytest.raises(Refused, match="is not a member"):
+            await leader.up.promote()
+        await _its_own_attempt_follows_a_promotion(leader.up)
         assert leader.up.role == "starting"
         await leader.up.promote(accept_loss=True)
         assert await produced(leader) == [b"kept"]
+
+
+async def _its_own_attempt_follows_a_promotion(node: Node) -> None:
+    """They take turns. Both once used the one scope, and the process died of a promotion that was refused."""
+    async with node._standing:
+        await until(lambda: node._standing.statistics().tasks_waiting == 1, "its own attempt waits for its turn")
+        node._stand_scope = trio.CancelScope()
+        with node._stand_scope:
+            pass  # the promotion's turn
+    await until(lambda: not node._standing.locked(), "its own attempt had its turn")
 
 
 async def test_plain_copy_beside_its_original_is_refused(tmp_path: Path) -> None:
