@@ -111,6 +111,7 @@ class Link:
         self._asked_again: deque[Position] = deque()  # segments
         self._sent: Sent = Sent()
         self._watermark_told = (-1, 0)
+        self._given_away: Connection | None = None  # a session's connection that is someone else's now
         self._scope = trio.CancelScope()
 
     @property
@@ -176,7 +177,6 @@ class Link:
 
     async def _session(self) -> None:
         connection = await dial(self._local.network, self.address)
-        close = True
         try:
             await connection.say(self._local.handshake(Purpose.SHIP, self._leading.epoch))
             answer = await connection.receive()
@@ -187,13 +187,10 @@ class Link:
             connection.established(settings.max_frame_bytes, settings.replication_heartbeat_timeout_secs)
             await self._meet(connection, answer)
             await self._ship(connection)
-        except HandedOver:
-            close = False
-            raise
         finally:
             self.ring = None
             self.caught_up = False
-            if close:
+            if connection is not self._given_away:  # also when we are cancelled before HandedOver comes this far
                 await connection.aclose()
 
     def _judge(self, answer: HandshakeAnswer) -> None:
@@ -418,6 +415,7 @@ class Link:
                 self._asked_again.append(Position(event.start))
                 self.wake()
             elif isinstance(event, Handshake) and event.purpose != Purpose.SHIP:
+                self._given_away = connection
                 self._leading.hand_over(connection, event)
                 raise HandedOver("the follower is to lead")
             else:
