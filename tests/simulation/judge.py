@@ -84,7 +84,7 @@ class Judge:
         self._asked: dict[tuple[str, int], Handshake] = {}  # (asker, connection) → its last handshake
         self._durable_seen: dict[tuple[str, int], int] = {}  # (machine, boot) → its acks were checked up to here
         self.machines: dict[str, Machine] = {}
-        self._heard: dict[str, float] = {}  # asker → when it was told of a leader, since it asked
+        self._heard: dict[str, int] = {}  # asker → its life in which it was told of a leader, since it asked
         self.commits = self.messages = 0
 
     # ── what happens ──
@@ -119,7 +119,7 @@ class Judge:
                 self._check_granted(machine, message, asked)
             tells = asked is not None and asked.purpose == Purpose.ASK and message.live_leader not in (0, asked.node_id)
             if tells and machine.cluster.fabric.is_clear(source, target):  # else the answer may come too late
-                self._heard[target] = trio.current_time()
+                self._heard[target] = self.machines[target].boots
         elif isinstance(message, Ack):
             self._check_durable(machine, message.position, "acks")
             session = self._asked.get((target, connection))
@@ -134,7 +134,8 @@ class Judge:
         wanted = epochs.Promise(message.epoch, message.node_id, message.directory_id)
         if kept != wanted:
             self.broken(f"promise 4: {machine.name} asks for epoch {message.epoch} with {kept} on its own disk")
-        if message.purpose == Purpose.TAKE and machine.name in self._heard and not machine.promoted:
+        told = self._heard.get(machine.name) == machine.boots  # what an earlier life heard died with it
+        if message.purpose == Purpose.TAKE and told and not machine.promoted:
             self.broken(f"{machine.name} was told who leads, and takes epoch {message.epoch} all the same")
         if message.purpose == Purpose.SHIP:
             start = next((e.start for e in message.history if e.epoch == message.epoch), None)
