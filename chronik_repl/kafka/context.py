@@ -73,7 +73,6 @@ class Door:
         self.producer_ids = Ids(house)
         self.logins: Logins | None = None  # set where clients must log in
         self.advertised = ""  # "host:port", once bound
-        self.pending_topics: dict[str, Position] = {}  # made or grown, not yet below the high watermark
 
     async def committed(self, end: Position, timeout_s: float) -> bool:
         """Wait until `end` is below the high watermark; False when that took too long. Raises NotLeader if deposed."""

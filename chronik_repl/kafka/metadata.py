@@ -138,9 +138,7 @@ async def metadata(context: Context, version: int, request: Any) -> Any:
 async def _find(door: Door, name: str, *, create: bool) -> Code:
     topic = door.house.log.state.topics.get(name)
     if topic is not None and topic.partitions:
-        if name in door.pending_topics and not await _committed(door, name):
-            return Code.LEADER_NOT_AVAILABLE
-        return Code.NONE
+        return Code.NONE if await _committed(door, name) else Code.LEADER_NOT_AVAILABLE
     if not TOPIC_PATTERN.match(name) or name in (".", ".."):
         return Code.INVALID_TOPIC_EXCEPTION
     if not create or not door.settings.auto_create_topics:
@@ -167,7 +165,7 @@ async def _made_by_the_leader(door: Door, name: str) -> bool:
         try:
             while name not in log.state.topics or not log.state.topics[name].partitions:
                 await log.committed.wait_beyond(log.committed.value)
-            await log.committed.wait(log.end)
+            await log.committed.wait(log.state.topics[name].last_change_end)
         except DiskFailed:
             raise
         except ChronikError:
@@ -177,8 +175,9 @@ async def _made_by_the_leader(door: Door, name: str) -> bool:
 
 
 async def _committed(door: Door, name: str) -> bool:
+    """Whoever made it: this node for a client, the leader for a follower's client, or the leader before this one."""
     try:
-        return await topic_committed(door, name, AUTO_CREATE_TIMEOUT_S)
+        return await topic_committed(door, door.house.log.state.topics[name], AUTO_CREATE_TIMEOUT_S)
     except DiskFailed:
         raise
     except ChronikError:

@@ -6,8 +6,9 @@ gets INVALID_CONFIG rather than silence. What a topic may say is what is true of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from chronik_repl.errors import ChronikError, DiskFailed
 from chronik_repl.kafka.codec import (
@@ -22,6 +23,7 @@ from chronik_repl.kafka.context import Api, Context, Door
 from chronik_repl.positions import Position
 from chronik_repl.wal.changes import TopicMade, TopicRemoved
 from chronik_repl.wal.frame import TOPIC_PATTERN
+from chronik_repl.wal.state import TopicState
 
 PARTITIONS_A_TOPIC_MAX = 10_000
 PARTITIONS_MAX = 200_000  # of all topics
@@ -29,6 +31,7 @@ TIMEOUT_MS_MAX = 120_000
 TOPIC, BROKER = 2, 4  # kinds of config resources
 DEFAULT_CONFIG, STATIC_BROKER_CONFIG = 5, 4  # where a value comes from
 BOOLEAN, STRING, INT, LONG, LIST = 1, 2, 3, 5, 7  # what it is
+Asked = TypeVar("Asked")
 
 
 class Wrong(Exception):
@@ -41,20 +44,12 @@ class Wrong(Exception):
 
 def make_topic(door: Door, name: str, partitions: int, configs: Mapping[str, str]) -> Position:
     """A new topic, or more partitions for one that is there. Raises what `append_change` does."""
-    end = door.house.log.append_change(TopicMade(name, partitions, dict(configs))).end
-    door.pending_topics[name] = end
-    return end
+    return door.house.log.append_change(TopicMade(name, partitions, dict(configs))).end
 
 
-async def topic_committed(door: Door, name: str, timeout_s: float) -> bool:
-    """Whether the topic's last change is below the high watermark, within the time."""
-    end = door.pending_topics.get(name)
-    if end is None:
-        return True
-    done = await door.committed(end, timeout_s)
-    if done and door.pending_topics.get(name) == end:
-        del door.pending_topics[name]
-    return done
+async def topic_committed(door: Door, topic: TopicState, timeout_s: float) -> bool:
+    """Whether the topic's last change, whoever made it, is below the high watermark, within the time."""
+    return await door.committed(topic.last_change_end, timeout_s)
 
 
 def true_configs(door: Door) -> dict[str, tuple[str, int]]:
@@ -127,16 +122,36 @@ def _standing(door: Door) -> None:
         raise Wrong(Code.NOT_ENOUGH_REPLICAS, "too few followers are alive to commit this")
 
 
+async def _change(
+    door: Door, asked: Sequence[tuple[str, Asked]], change: Callable[[Asked], Position | None], timeout_ms: int
+) -> dict[str, Wrong]:
+    """Do what is asked for each name, and wait until all of it is committed; whose is not, and why."""
+    wrongs: dict[str, Wrong] = {}
+    ends: dict[str, Position] = {}
+    times = Counter(name for name, _ in asked)
+    for name, what in asked:
+        try:
+            _standing(door)
+            if times[name] > 1:
+                raise Wrong(Code.INVALID_REQUEST, "named twice in one request")
+            end = change(what)
+            if end is not None:
+                ends[name] = end
+        except Wrong as wrong:
+            wrongs[name] = wrong
+        except DiskFailed:
+            raise
+        except ChronikError as error:
+            wrongs[name] = Wrong(error_code(error), str(error))
+    return wrongs | await _settle(door, ends, timeout_ms)
+
+
 async def _settle(door: Door, ends: dict[str, Position], timeout_ms: int) -> dict[str, Wrong]:
-    """Wait until all of these are committed; who is not, and why."""
     timeout_s = min(max(timeout_ms, 0), TIMEOUT_MS_MAX) / 1000
     if not ends:
         return {}
     try:
         if await door.committed(max(ends.values()), timeout_s):
-            for name, end in ends.items():
-                if door.pending_topics.get(name) == end:
-                    del door.pending_topics[name]
             return {}
         wrong = Wrong(Code.REQUEST_TIMED_OUT, "not yet below the high watermark; it may still come")
     except DiskFailed:
@@ -146,28 +161,28 @@ async def _settle(door: Door, ends: dict[str, Position], timeout_ms: int) -> dic
     return dict.fromkeys(ends, wrong)
 
 
+def _told(wrong: Wrong | None) -> dict[str, Any]:
+    """The two fields that every answer has."""
+    return {"error_code": wrong.code if wrong else 0, "error_message": str(wrong) if wrong else None}
+
+
+def _known(door: Door, name: str) -> TopicState:
+    topic = door.house.log.state.topics.get(name)
+    if topic is None or not topic.partitions:
+        raise Wrong(Code.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
+    return topic
+
+
 async def create_topics(context: Context, version: int, request: Any) -> Any:
     door = context.door
-    wrongs: dict[str, Wrong] = {}
-    ends: dict[str, Position] = {}
     made: dict[str, int] = {}
-    twice = _twice([topic.name for topic in request.topics])
-    for topic in request.topics:
-        try:
-            _standing(door)
-            if topic.name in twice:
-                raise Wrong(Code.INVALID_REQUEST, "named twice in one request")
-            partitions, configs = check_topic(door, topic)
-            made[topic.name] = partitions
-            if not request.validate_only:
-                ends[topic.name] = make_topic(door, topic.name, partitions, configs)
-        except Wrong as wrong:
-            wrongs[topic.name] = wrong
-        except DiskFailed:
-            raise
-        except ChronikError as error:
-            wrongs[topic.name] = Wrong(error_code(error), str(error))
-    wrongs |= await _settle(door, ends, request.timeout_ms)
+
+    def make(topic: Any) -> Position | None:
+        partitions, configs = check_topic(door, topic)
+        made[topic.name] = partitions
+        return None if request.validate_only else make_topic(door, topic.name, partitions, configs)
+
+    wrongs = await _change(door, [(topic.name, topic) for topic in request.topics], make, request.timeout_ms)
     factor = max(1, len(door.house.peers))
     answers = []
     for name in dict.fromkeys(topic.name for topic in request.topics):
@@ -175,8 +190,7 @@ async def create_topics(context: Context, version: int, request: Any) -> Any:
         answers.append(
             CreateTopicsResponse.CreatableTopicResult(
                 name=name,
-                error_code=found.code if found else 0,
-                error_message=str(found) if found else None,
+                **_told(found),
                 topic_config_error_code=0,
                 num_partitions=-1 if found else made[name],
                 replication_factor=-1 if found else factor,
@@ -196,80 +210,39 @@ async def create_topics(context: Context, version: int, request: Any) -> Any:
 async def delete_topics(context: Context, version: int, request: Any) -> Any:
     door = context.door
     names = list(dict.fromkeys(request.topic_names))
-    wrongs: dict[str, Wrong] = {}
-    ends: dict[str, Position] = {}
-    for name in names:
-        try:
-            _standing(door)
-            topic = door.house.log.state.topics.get(name)
-            if topic is None or not topic.partitions:
-                raise Wrong(Code.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
-            ends[name] = door.house.log.append_change(TopicRemoved(name)).end
-        except Wrong as wrong:
-            wrongs[name] = wrong
-        except DiskFailed:
-            raise
-        except ChronikError as error:
-            wrongs[name] = Wrong(error_code(error), str(error))
-    wrongs |= await _settle(door, ends, request.timeout_ms)
+
+    def remove(name: str) -> Position:
+        _known(door, name)
+        return door.house.log.append_change(TopicRemoved(name)).end
+
+    wrongs = await _change(door, [(name, name) for name in names], remove, request.timeout_ms)
     return DeleteTopicsResponse(
         throttle_time_ms=0,
-        responses=[
-            DeleteTopicsResponse.DeletableTopicResult(
-                name=name,
-                error_code=wrongs[name].code if name in wrongs else 0,
-                error_message=str(wrongs[name]) if name in wrongs else None,
-            )
-            for name in names
-        ],
+        responses=[DeleteTopicsResponse.DeletableTopicResult(name=name, **_told(wrongs.get(name))) for name in names],
     )
 
 
 async def create_partitions(context: Context, version: int, request: Any) -> Any:
     door = context.door
-    wrongs: dict[str, Wrong] = {}
-    ends: dict[str, Position] = {}
-    twice = _twice([topic.name for topic in request.topics])
-    for topic in request.topics:
-        try:
-            _standing(door)
-            if topic.name in twice:
-                raise Wrong(Code.INVALID_REQUEST, "named twice in one request")
-            known = door.house.log.state.topics.get(topic.name)
-            if known is None or not known.partitions:
-                raise Wrong(Code.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
-            if topic.count <= len(known.partitions):
-                raise Wrong(
-                    Code.INVALID_PARTITIONS, f"it has {len(known.partitions)} partitions; there can only be more"
-                )
-            if topic.assignments:
-                raise Wrong(Code.INVALID_REPLICA_ASSIGNMENT, "every node holds every partition")
-            check_partitions(door, topic.count, topic.count - len(known.partitions))
-            if not request.validate_only:
-                ends[topic.name] = make_topic(door, topic.name, topic.count, known.configs)
-        except Wrong as wrong:
-            wrongs[topic.name] = wrong
-        except DiskFailed:
-            raise
-        except ChronikError as error:
-            wrongs[topic.name] = Wrong(error_code(error), str(error))
-    wrongs |= await _settle(door, ends, request.timeout_ms)
+
+    def grow(topic: Any) -> Position | None:
+        known = _known(door, topic.name)
+        there = len(known.partitions)
+        if topic.count <= there:
+            raise Wrong(Code.INVALID_PARTITIONS, f"it has {there} partitions; there can only be more")
+        if topic.assignments:
+            raise Wrong(Code.INVALID_REPLICA_ASSIGNMENT, "every node holds every partition")
+        check_partitions(door, topic.count, topic.count - there)
+        return None if request.validate_only else make_topic(door, topic.name, topic.count, known.configs)
+
+    wrongs = await _change(door, [(topic.name, topic) for topic in request.topics], grow, request.timeout_ms)
     return CreatePartitionsResponse(
         throttle_time_ms=0,
         results=[
-            CreatePartitionsResponse.CreatePartitionsTopicResult(
-                name=name,
-                error_code=wrongs[name].code if name in wrongs else 0,
-                error_message=str(wrongs[name]) if name in wrongs else None,
-            )
+            CreatePartitionsResponse.CreatePartitionsTopicResult(name=name, **_told(wrongs.get(name)))
             for name in dict.fromkeys(topic.name for topic in request.topics)
         ],
     )
-
-
-def _twice(names: list[str]) -> set[str]:
-    seen: set[str] = set()
-    return {name for name in names if name in seen or seen.add(name)}  # type: ignore[func-returns-value]
 
 
 async def describe_configs(context: Context, version: int, request: Any) -> Any:

@@ -65,11 +65,12 @@ Pending = tuple[Position, PartitionState, Offset]
 
 
 class TopicState:
-    __slots__ = ("configs", "name", "partitions", "prefix", "removed", "retired")
+    __slots__ = ("configs", "last_change_end", "name", "partitions", "prefix", "removed", "retired")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.prefix = topic_prefix(name)
+        self.last_change_end = ORIGIN  # answers about this topic wait until this is committed
         self.partitions: list[PartitionState] = []
         self.retired: list[PartitionState] = []  # of a removed topic: their next offsets are never used again
         self.configs: dict[str, str] = {}

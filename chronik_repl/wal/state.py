@@ -166,9 +166,11 @@ class State:
                 if change.configs:
                     topic.configs = dict(change.configs)
                 topic.grow(change.partitions)
+                topic.last_change_end = end
             case TopicRemoved():
                 if change.topic in self.topics:
                     self.topics[change.topic].retire()
+                    self.topics[change.topic].last_change_end = end
             case ProducerIdGiven():
                 self.next_producer_id = max(self.next_producer_id, change.producer_id + 1)
                 if change.asked:
@@ -212,6 +214,9 @@ class State:
         if len(self._pieces) == part.parts:
             pieces, self._pieces = self._pieces, []
             replace_state(self, b"".join(pieces))
+            for topic in self.topics.values():
+                if topic.last_change_end == ORIGIN:  # when it was made is not known any more; not after this
+                    topic.last_change_end = end
 
     @property
     def blank(self) -> bool:
