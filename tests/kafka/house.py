@@ -124,12 +124,13 @@ class OneHouse:
 
 @asynccontextmanager
 async def open_door(
-    folder: Path, *, limits: Limits | None = None, bind: str = "127.0.0.1:0", **settings: Any
+    folder: Path, *, limits: Limits | None = None, bind: str = "127.0.0.1:0", holding: bool = False, **settings: Any
 ) -> AsyncIterator[tuple[OneHouse, str]]:
-    """The house and its Kafka address."""
+    """The house and its Kafka address. `holding`: no follower has answered it yet."""
     disk = RealDisk(folder)
     log = await Log.open(disk, LogSettings(segment_bytes=16 * 1024 * 1024, min_free_bytes=0), None)
     house = OneHouse(log)
+    house.holding = holding
     configured = Settings(node_id=1, data_dir=folder, kafka_bind_addr=bind, **settings)
     try:
         async with trio.open_nursery() as nursery:
