@@ -91,8 +91,8 @@ async def offset_for_leader_epoch(context: Context, version: int, request: Any) 
             if code is Code.NONE and house.role != "leader":
                 code = Code.NOT_LEADER_OR_FOLLOWER
             elif code is Code.NONE and not epoch_committed(house):
-                # A high watermark that is still behind would look like a log that was cut there: a consumer that has read
-                # further would go back to it and read twice.
+                # A high watermark that is still behind would look like a log that was cut there: a consumer that has
+                # read further would go back to it and read twice.
                 code = Code.OFFSET_NOT_AVAILABLE
             if code is Code.NONE and partition is not None:
                 try:
