@@ -33,6 +33,9 @@ METERS = {
     "kafka_inflight_bytes": Meter("gauge", "Bytes of requests and answers held in memory."),
     "kafka_login_failures": Meter("counter", "SASL logins refused."),
     "kafka_group_rebalances": Meter("counter", "Generations that consumer groups began."),
+    "http_connections": Meter("gauge", "HTTP clients connected now."),
+    "http_connections_dropped": Meter("counter", "HTTP connections closed by a limit.", ("reason",)),
+    "http_requests": Meter("counter", "HTTP requests answered, by status.", ("status",)),
 }
 
 

@@ -216,6 +216,14 @@ def test_the_tree_names_no_machine_and_no_registry() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_decisions_have_numbers_of_their_own() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    numbers = [page.name[:4] for page in pages]
+    assert len(set(numbers)) == len(numbers), numbers
+    for page in pages:
+        assert page.read_text().startswith(f"# {page.name[:4]} "), page.name
+
+
 def test_nothing_is_left_for_later() -> None:
     later = re.compile(r"\b(TODO|FIXME|XXX)\b")
     wrong = [

@@ -15,24 +15,20 @@ from another node: that is how a follower's page shows the leader's view.
 from __future__ import annotations
 
 import importlib.resources
+import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from urllib.parse import parse_qsl
 
 import msgspec
 import trio
-from hypercorn.config import Config
-from hypercorn.trio.run import worker_serve
-from hypercorn.utils import wrap_app
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from chronik_repl import tables
 from chronik_repl.addresses import join_address, split_address
 from chronik_repl.config import Settings
 from chronik_repl.errors import ConfigError
 from chronik_repl.http import metrics
+from chronik_repl.http.conversation import Answer, Conversations, Limits
 from chronik_repl.http.history import INTERVAL_S, History
 from chronik_repl.standing import House
 
@@ -40,53 +36,50 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self' http: https:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-PAGE_HEADERS = {
-    "Content-Security-Policy": PAGE_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",
-}
-ANYONE = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-CONNECTIONS_BACKLOG = 100
+PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache"}
+ANYONE = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-store"}
+BACKLOG = 100
+TIME_DIGITS_MAX = 18
 
 
 async def serve(
-    house: House, settings: Settings, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    house: House,
+    settings: Settings,
+    *,
+    limits: Limits | None = None,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Until cancelled; started with the bound "host:port". Raises ConfigError if it cannot bind."""
-    config = Config()
-    config.bind = [settings.http_bind_addr]
-    config.loglevel = "WARNING"
-    config.accesslog = None
-    config.errorlog = None
-    config.backlog = CONNECTIONS_BACKLOG
-    config.keep_alive_timeout = 15
-    config.read_timeout = 30
-    config.graceful_timeout = 0.5
-    config.h11_max_incomplete_size = 16 * 1024
-    config.include_server_header = False
-    if settings.http_tls_cert and settings.http_tls_key:
-        config.certfile, config.keyfile = str(settings.http_tls_cert), str(settings.http_tls_key)
-    host, _ = split_address(settings.http_bind_addr)
+    host, port = split_address(settings.http_bind_addr)
+    tls = _tls(settings)
     try:
-        sockets = config.create_sockets()
-        bound = sockets.secure_sockets + sockets.insecure_sockets
-        for socket in bound:
-            socket.listen(CONNECTIONS_BACKLOG)
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"CHRONIK_HTTP_BIND_ADDR={settings.http_bind_addr}: {error.strerror or error}. Choose another port or "
             f"host, or end the program that has it."
         ) from error
     history = History()
+    conversations = Conversations(Doors(house, history).get, limits or Limits(), house.meters)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_remember, house, history)
-        app = wrap_app(application(house, history), config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
-        nursery.start_soon(_run, app, config, sockets)
-        task_status.started(join_address(host, bound[0].getsockname()[1]))
+        nursery.start_soon(conversations.serve, listeners, tls)
+        task_status.started(join_address(host, listeners[0].socket.getsockname()[1]))
 
 
-async def _run(app: object, config: Config, sockets: object) -> None:
-    await worker_serve(app, config, sockets=sockets)  # type: ignore[arg-type]
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    cert, key = settings.http_tls_cert, settings.http_tls_key
+    if cert is None or key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"CHRONIK_HTTP_TLS_CERT={cert}, CHRONIK_HTTP_TLS_KEY={key}: not a certificate and its key in PEM ({error})"
+        ) from error
+    return context
 
 
 async def _remember(house: House, history: History) -> None:
@@ -95,50 +88,42 @@ async def _remember(house: House, history: History) -> None:
         await trio.sleep(INTERVAL_S)
 
 
-def application(house: House, history: History) -> Starlette:
-    page_text = importlib.resources.files("chronik_repl.http").joinpath("page.html").read_bytes()
+class Doors:
+    """What stands behind each path."""
 
-    async def page(request: Request) -> Response:
-        return Response(page_text, media_type="text/html", headers=PAGE_HEADERS)
+    def __init__(self, house: House, history: History) -> None:
+        self._house = house
+        self._history = history
+        self._page = importlib.resources.files("chronik_repl.http").joinpath("page.html").read_bytes()
+        self._doors: dict[str, Callable[[dict[str, str]], Answer]] = {
+            "/": lambda _: Answer(200, self._page, "text/html; charset=utf-8", PAGE_HEADERS),
+            "/healthz": lambda _: Answer(200, b"ok\n"),
+            "/readyz": self._ready,
+            "/status": lambda _: _json(house.status()),
+            "/history": self._past,
+            "/topics": lambda _: _json(tables.topics(house)),
+            "/groups": lambda _: _json(tables.groups(house)),
+            "/metrics": lambda _: Answer(200, metrics.render(house), metrics.CONTENT_TYPE),
+        }
 
-    async def healthz(request: Request) -> Response:
-        return PlainTextResponse("ok\n")
+    def get(self, target: str) -> Answer:
+        path, _, query = target.partition("?")
+        door = self._doors.get(path)
+        if door is None:
+            return Answer(404, f"there is nothing here but {' '.join(self._doors)}\n".encode())
+        return door(dict(parse_qsl(query)))
 
-    async def readyz(request: Request) -> Response:
-        if house.ready:
-            return PlainTextResponse(f"ready: {house.role} in epoch {house.epoch}\n")
-        return PlainTextResponse(f"not ready: {house.role}\n", status_code=503)
+    def _ready(self, query: dict[str, str]) -> Answer:
+        if self._house.ready:
+            return Answer(200, f"ready: {self._house.role} in epoch {self._house.epoch}\n".encode())
+        return Answer(503, f"not ready: {self._house.role}\n".encode())
 
-    async def status(request: Request) -> Response:
-        return _json(house.status())
-
-    async def past(request: Request) -> Response:
-        since = request.query_params.get("since", "0")
-        if not since.isascii() or not since.isdigit():
-            return PlainTextResponse("since is a time in milliseconds\n", status_code=400)
-        return _json(history.since(int(since)))
-
-    async def topics(request: Request) -> Response:
-        return _json(tables.topics(house))
-
-    async def groups(request: Request) -> Response:
-        return _json(tables.groups(house))
-
-    async def scrape(request: Request) -> Response:
-        return Response(metrics.render(house), media_type=metrics.CONTENT_TYPE)
-
-    doors: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        "/": page,
-        "/healthz": healthz,
-        "/readyz": readyz,
-        "/status": status,
-        "/history": past,
-        "/topics": topics,
-        "/groups": groups,
-        "/metrics": scrape,
-    }
-    return Starlette(routes=[Route(path, answer, methods=["GET"]) for path, answer in doors.items()])
+    def _past(self, query: dict[str, str]) -> Answer:
+        since = query.get("since", "0")
+        if not since.isascii() or not since.isdigit() or len(since) > TIME_DIGITS_MAX:
+            return Answer(400, b"since is a time in milliseconds\n")
+        return _json(self._history.since(int(since)))
 
 
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=ANYONE)
+def _json(value: object) -> Answer:
+    return Answer(200, msgspec.json.encode(value), "application/json", ANYONE)

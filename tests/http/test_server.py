@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +17,9 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from chronik_repl.addresses import split_address
 from chronik_repl.config import Settings
 from chronik_repl.errors import ConfigError
+from chronik_repl.http.conversation import Limits
 from chronik_repl.http.server import serve
 from chronik_repl.standing import FollowerStatus, House, Status
 from chronik_repl.wal.changes import CommittedOffset, GroupChanged, GroupMember, OffsetsCommitted, TopicMade
@@ -64,9 +65,9 @@ class Door:
             request = urllib.request.Request(f"http://{self.address}{path}", method=method)
             try:
                 with urllib.request.urlopen(request, timeout=10) as answer:
-                    return answer.status, answer.read().decode(), dict(answer.headers)
+                    return answer.status, answer.read().decode(), lower(answer.headers)
             except urllib.error.HTTPError as error:
-                return error.code, error.read().decode(), dict(error.headers)
+                return error.code, error.read().decode(), lower(error.headers)
 
         return await trio.to_thread.run_sync(ask)
 
@@ -76,13 +77,17 @@ class Door:
         return json.loads(text)
 
 
+def lower(headers: Message) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[Door]:
+async def opened(folder: Path, limits: Limits | None = None) -> AsyncIterator[Door]:
     settings = Settings(node_id=1, data_dir=folder, http_bind_addr="127.0.0.1:0")
     async with open_door(folder) as (house, _), trio.open_nursery() as nursery:
 
         async def door(*, task_status: trio.TaskStatus[str]) -> None:
-            await serve(cast(House, Watched(house)), settings, task_status=task_status)
+            await serve(cast(House, Watched(house)), settings, limits=limits, task_status=task_status)
 
         yield Door(house, await nursery.start(door))
         nursery.cancel_scope.cancel()
@@ -145,7 +150,8 @@ async def test_history_grows_and_can_be_asked_from_a_time_on(tmp_path: Path) -> 
         later = await door.json(f"/history?since={samples[0]['time_ms']}")
         assert samples[0] not in later
         assert samples[1] in later
-        assert (await door.get("/history?since=yesterday"))[0] == 400
+        for nonsense in ("yesterday", "-1", "9" * 5000, "%ff"):
+            assert (await door.get(f"/history?since={nonsense}"))[0] == 400
 
 
 async def test_topics_and_groups(tmp_path: Path) -> None:
@@ -179,18 +185,6 @@ async def test_the_page_brings_everything_with_it(tmp_path: Path) -> None:
         assert "default-src 'none'" in headers["content-security-policy"]
         outside = re.sub(r"http://www\.w3\.org/2000/svg", "", text)
         assert not re.search(r"(src|href)=\"(?!data:|/[a-z]+\")|https?://|@import|url\(", outside)
-
-
-async def test_nonsense_and_silence_do_not_hurt(tmp_path: Path) -> None:
-    async with opened(tmp_path) as door:
-        host, port = split_address(door.address)
-        silent = await trio.open_tcp_stream(host, port)
-        for nonsense in (b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9\r\n\r\n", b"GET /" + b"x" * 100_000, b"\0" * 1000):
-            stream = await trio.open_tcp_stream(host, port)
-            await stream.send_all(nonsense)
-            await stream.aclose()
-        assert (await door.get("/healthz"))[0] == 200
-        await silent.aclose()
 
 
 async def test_a_port_that_is_taken_is_said_and_how_to_go_on(tmp_path: Path) -> None:
