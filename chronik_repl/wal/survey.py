@@ -6,7 +6,8 @@ one frame and not the rest of the file. A frame found that way vouches for itsel
 its own checksum.
 
 What a live log does meanwhile is harmless: the mark is read before the frames, so what stood below it then was durable
-before it was looked at. A segment that retention removes in between is skipped by the callers.
+before it was looked at. A segment that retention removes in between is skipped by the callers; one that a truncation
+cuts in between is durable as far as its marks say now, and no longer to where the one after it began.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ from chronik_repl.wal.frame import (
     decode,
     frame_size,
 )
-from chronik_repl.wal.segment import FOLDER, FRAMES_AT, NAME, Header, Mark, best_mark, decode_header
+from chronik_repl.wal.segment import (
+    FOLDER,
+    FRAMES_AT,
+    NAME,
+    Header,
+    Mark,
+    best_mark,
+    decode_header,
+    segment_name,
+)
 
 READ_BYTES = 1024 * 1024
 FRAME_BYTES_MAX = 256 * 1024 * 1024  # whatever a node was configured for; a file's own size is the limit too
@@ -98,8 +108,8 @@ class SegmentFile:
 
     def durable_end(self, following: Position | None) -> Position:
         """Below it everything was durable when this file was opened, and still is meant to be. A segment with one
-        `following` it is durable as a whole."""
-        if following is not None:
+        `following` it is durable as a whole, unless a truncation has taken that one away since."""
+        if following is not None and (self.removed or self.path.with_name(segment_name(following)).exists()):
             return following
         marks = (self.mark, self.mark_now())  # the later one may be lower: a truncation
         return min((mark.durable_end for mark in marks if mark is not None), default=self.start)
@@ -110,6 +120,11 @@ class SegmentFile:
     @property
     def size(self) -> int:
         return os.fstat(self._fd).st_size
+
+    @property
+    def removed(self) -> bool:
+        """It has no name any more: retention, or a truncation to somewhere before it."""
+        return os.fstat(self._fd).st_nlink == 0
 
     @property
     def sealed(self) -> bool:

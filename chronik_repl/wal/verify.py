@@ -7,6 +7,10 @@ them with what the snapshots say.
 Bad bytes are damage below the durable mark, and anywhere in a segment that has a successor (a segment is durable
 before the next one begins). Above the mark they are a tail that was being written: a note, because opening the log
 cuts it.
+
+The node may go on meanwhile: roll, seal, remove and truncate. What it had when the folder was listed is what is judged:
+the last segment then has no index that counts, and where retention took a listed one the log's new start may stand in a
+segment that was not there yet.
 """
 
 from __future__ import annotations
@@ -79,6 +83,7 @@ class _Verifier:
         self._epoch = 0
         self._timestamp_ms = 0
         self._log_start = 0
+        self._removed = False  # a segment that was listed, before it could be opened
         self._pieces: list[bytes] = []
         self._file = ""
         self._index = ActiveIndex(Position(0), Checksum(0))
@@ -93,6 +98,7 @@ class _Verifier:
                 file = SegmentFile(path, start)
             except FileNotFoundError:
                 self._note(f"{path.name} was removed meanwhile: retention")
+                self._removed = True
                 self._forget()
                 continue
             except CorruptLog as error:
@@ -101,14 +107,19 @@ class _Verifier:
                 continue
             with file:
                 self._segment(file, following)
-        if paths and result.segments and self._log_start < result.start:
-            self._file = paths[0][1].name
-            self._damage(
-                Position(self._log_start),
-                Position(result.start),
-                f"the log starts at {self._log_start}; the segments from there to {result.start} are missing",
-            )
+        if result.segments:
+            self._check_start(paths[0][1].name)
         return result
+
+    def _check_start(self, first: str) -> None:
+        start = self._result.start
+        if self._log_start < start and not self._removed:
+            self._file = first
+            self._damage(
+                self._log_start,
+                start,
+                f"the log starts at {self._log_start}; the segments from there to {start} are missing",
+            )
 
     def _segment(self, file: SegmentFile, following: Position | None) -> None:
         result = self._result
@@ -133,8 +144,8 @@ class _Verifier:
         self._pieces = []
         self._index = ActiveIndex(start, header.chain)
         sound = self._frames(file, following)
-        if sound:
-            self._check_index(file, following)
+        if sound and following is not None:
+            self._check_index(file)
         mark = file.mark
         if mark is not None:
             result.durable_end, result.high_watermark = mark.durable_end, mark.high_watermark
@@ -270,7 +281,7 @@ class _Verifier:
 
     # Indexes
 
-    def _check_index(self, file: SegmentFile, following: Position | None) -> None:
+    def _check_index(self, file: SegmentFile) -> None:
         path = file.path.with_suffix(".idx")
         try:
             data = path.read_bytes()
