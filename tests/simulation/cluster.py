@@ -6,8 +6,9 @@ To kill it, its disk and sockets die first, so that nothing that unwinding does 
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +19,12 @@ from chronik_repl.config import Program, Settings
 from chronik_repl.errors import CannotLead, ChronikError, CorruptLog, DiskFailed, ForeignLog
 from chronik_repl.leader import Leadership
 from chronik_repl.node import Node, run_node
+from chronik_repl.positions import ORIGIN
+from chronik_repl.wal.disk import File, Write
+from chronik_repl.wal.watermark import Watermark
 from tests.simulation import disk as simulated
-from tests.simulation.disk import SimDisk
+from tests.simulation.clock import SimClock, Timer, ring_all
+from tests.simulation.disk import SimDisk, SimFile
 from tests.simulation.judge import Judge
 from tests.simulation.medium import Medium
 from tests.simulation.network import Fabric
@@ -35,9 +40,78 @@ class Killed(BaseException):
 
 
 class MortalDisk(SimDisk):
-    """On a dead disk, a call ends its task; `SimDisk` itself would leave it waiting for ever."""
+    """On a dead disk, a call ends its task; `SimDisk` itself would leave it waiting for ever.
+
+    A call cannot be cancelled, as a thread's cannot. Its time is a timer of the simulation's clock, and nothing else.
+    """
+
+    def __init__(self, rng: random.Random, medium: Medium | None = None) -> None:
+        super().__init__(rng, medium)
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, SimClock)
+        self._clock = clock
+        self._stalled = False
+        self._calls: dict[Timer, None] = {}
+        self._committing = False
+        self._turns: dict[Timer, None] = {}  # commits that wait for theirs, in order
+
+    def crash(self) -> None:
+        super().crash()
+        ring_all(self._calls)
+        ring_all(self._turns)
+
+    def stall(self) -> None:
+        self._stalled = True
+
+    def resume(self) -> None:
+        self._stalled = False
+        ring_all(self._calls)
+
+    async def commit(self, file: File, writes: Sequence[Write]) -> None:
+        assert isinstance(file, SimFile)
+        assert not file.closed
+        self._check()
+        joined = [Write(at, [b"".join(buffers)]) for at, buffers in writes]
+        try:
+            await self._commit(file, joined)
+        except simulated._Dead:
+            raise Killed from None
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _commit(self, file: SimFile, writes: Sequence[Write]) -> None:
+        if self._committing:
+            await self._clock.wait(math.inf, self._turns, cancellable=False)
+            if self.dead:
+                raise simulated._Dead
+        self._committing = True
+        try:
+            self._check()
+            try:
+                await self._elapse(sum(len(data) for _, (data,) in writes))
+            except simulated._Dead:  # between two of them
+                for at, (data,) in writes[: self.rng.randrange(len(writes))]:
+                    self.medium.write(file.inode, at, bytes(data))
+                raise
+            for at, (data,) in writes:
+                self._put(file.inode, file.name, at, data)
+            await self._sync(file.inode, file.name)
+        finally:
+            for timer in self._turns:
+                timer.ring()  # and it is its turn
+                break
+            else:
+                self._committing = False
+
+    async def _elapse(self, size: int = 0, seconds: float = simulated.CALL_S) -> None:
+        clock = self._clock
+        until = clock.now + (seconds + size / simulated.BYTES_PER_S) * self.slowness * self.rng.uniform(0.5, 1.5)
+        while not self._death.is_set() and (clock.now < until or self._stalled):
+            await clock.wait(until if clock.now < until else math.inf, self._calls, cancellable=False)
+        if self._death.is_set():
+            raise simulated._Dead
 
     async def _call(self, size: int = 0) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
         try:
             await self._elapse(size)
         except simulated._Dead:
@@ -46,8 +120,7 @@ class MortalDisk(SimDisk):
     async def _finish(self, action: Callable[[], Awaitable[T]]) -> T:
         self._check()
         try:
-            with trio.CancelScope(shield=True):
-                result = await action()
+            result = await action()
         except simulated._Dead:
             raise Killed from None
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -66,6 +139,7 @@ class Machine:
         self.ended = trio.Event()  # of the present process
         self.ended.set()
         self.why_ended = ""
+        self.watermark = Watermark(ORIGIN)
         self.committed = 0  # its high watermark, as the judge last saw it
         self.checked = 0  # its bytes were compared with the canon up to here
         self.rotten = False  # a bit was flipped by the story
@@ -138,7 +212,8 @@ class Machine:
                     task_status=task_status,
                 )
             )
-            self.committed = node.log.committed.value
+            self.watermark = node.log.committed
+            self.committed = self.watermark.value
             self.checked = 0
             self.node = node
             self._last_directory = self.directory
@@ -235,7 +310,7 @@ class Cluster:
             given = frozenset(chosen)
             settings = Settings(**chosen, given=given)
             self.machines[name] = Machine(self, name, number, "leader" if leads else "follower", settings)
-        judge.machines = self.machines
+        judge.machines, judge.watched = self.machines, tuple(self.machines.values())
 
     @staticmethod
     def chance(seed: int, what: str) -> random.Random:

@@ -264,6 +264,9 @@ class SimDisk:
 
     async def _write(self, inode: int, name: str, at: int, data: Buffer) -> None:
         await self._elapse(len(data))
+        self._put(inode, name, at, data)
+
+    def _put(self, inode: int, name: str, at: int, data: Buffer) -> None:
         node = self.medium.inodes[inode]
         grows = max(0, at + len(data) - len(node.seen))
         lacking = grows - self.free_bytes() if grows else 0

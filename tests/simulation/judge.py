@@ -84,6 +84,7 @@ class Judge:
         self._asked: dict[tuple[str, int], Handshake] = {}  # (asker, connection) → its last handshake
         self._durable_seen: dict[tuple[str, int], int] = {}  # (machine, boot) → its acks were checked up to here
         self.machines: dict[str, Machine] = {}
+        self.watched: tuple[Machine, ...] = ()
         self._heard: dict[str, int] = {}  # asker → its life in which it was told of a leader, since it asked
         self.commits = self.messages = 0
 
@@ -222,12 +223,12 @@ class Judge:
     # ── after every step ──
 
     def look(self) -> None:
-        for machine in self.machines.values():
+        for machine in self.watched:
             node = machine.node
             if node is None:
                 continue
-            if node.log.committed.value != machine.committed:
-                self._moved(machine, node.log.committed.value)
+            if machine.watermark.value != machine.committed:
+                self._moved(machine, machine.watermark.value)
             if node._leadership is not machine.leadership:
                 machine.leadership = node._leadership
                 if machine.leadership is not None:

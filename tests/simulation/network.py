@@ -14,6 +14,7 @@ Every control message is decoded as it is sent and given to `said`: the judge he
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ import trio
 
 from chronik_repl.replication.messages import Feeder, Frames, Message
 from chronik_repl.replication.network import Stream
+from tests.simulation.clock import SimClock, Timer, ring_all
 
 WINDOW_BYTES = 6 * 1024  # small, so that a slow link blocks its sender and rings overflow
 FRAME_BYTES_MAX = 1 << 24
@@ -39,7 +41,7 @@ class Pipe:
         self.ended = False  # after what is queued: the end of the stream
         self.broken = ""  # at once: why
         self.deaf = False  # nobody is there any more, and nobody says so
-        self.changed = trio.lowlevel.ParkingLot()
+        self.waiting: dict[Timer, None] = {}  # for a change of this pipe
         self._last_arrival = 0.0
         self._sniffer: Feeder | None = Feeder(FRAME_BYTES_MAX)
 
@@ -48,7 +50,7 @@ class Pipe:
             self._listen_in(self._sniffer, data)
         if self.deaf:
             return
-        at = max(self._last_arrival, trio.current_time() + self.fabric.delay_s(self.source, self.target))
+        at = max(self._last_arrival, self.fabric.clock.now + self.fabric.delay_s(self.source, self.target))
         self._last_arrival = at
         self.queue.append((at, data))
         self.held_bytes += len(data)
@@ -63,7 +65,8 @@ class Pipe:
                 self.fabric.shipped(self.source, self.target, event.view)
 
     def wake(self) -> None:
-        self.changed.unpark_all()
+        if self.waiting:
+            ring_all(self.waiting)
 
     def break_off(self, why: str) -> None:
         """What is in flight is lost from some byte on."""
@@ -81,13 +84,30 @@ class Pipe:
 
 class SimStream:
     def __init__(self, fabric: Fabric, here: str, outgoing: Pipe, incoming: Pipe) -> None:
-        self._fabric, self._here = fabric, here
+        self._fabric, self._here, self._clock = fabric, here, fabric.clock
         self._outgoing, self._incoming = outgoing, incoming
+        self._unsent = b""
         self.closed = False
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+    async def send_all(self, *pieces: bytes | bytearray | memoryview) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._fabric.standing(self._here)
+        self._put(*pieces)
+        pipe = self._outgoing
+        while pipe.held_bytes > WINDOW_BYTES and not pipe.broken and not self.closed:
+            await self._clock.wait(math.inf, pipe.waiting)
+            await self._fabric.standing(self._here)
+        if pipe.broken:
+            raise trio.BrokenResourceError(pipe.broken)
+
+    def send_now(self, *pieces: bytes | bytearray | memoryview) -> bool:
+        if self._fabric.is_frozen(self._here):  # it stands still from this call on
+            self._unsent += b"".join(pieces)
+            return False
+        self._put(*pieces)
+        return self._outgoing.held_bytes <= WINDOW_BYTES
+
+    def _put(self, *pieces: bytes | bytearray | memoryview) -> None:
         if self.closed:
             raise trio.ClosedResourceError
         pipe = self._outgoing
@@ -96,35 +116,34 @@ class SimStream:
         if pipe.deaf and self._fabric.rings_back(self._here, pipe.target):
             pipe.broken = "reset by a machine that was restarted"
             raise trio.BrokenResourceError(pipe.broken)
-        pipe.put(bytes(data))
-        while pipe.held_bytes > WINDOW_BYTES and not pipe.broken and not self.closed:
-            await pipe.changed.park()
-            await self._fabric.standing(self._here)
-        if pipe.broken:
-            raise trio.BrokenResourceError(pipe.broken)
+        data, self._unsent = self._unsent + b"".join(pieces), b""
+        if data:
+            pipe.put(data)
+
+    async def receive_into(self, buffer: memoryview, least: int = 1) -> int:
+        data = await self.receive_some(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         await trio.lowlevel.checkpoint_if_cancelled()
         pipe = self._incoming
         while True:
-            await self._fabric.standing(self._here)
+            if self._fabric.is_frozen(self._here):
+                await self._fabric.standing(self._here)
             if self.closed:
                 raise trio.ClosedResourceError
-            wait_until = None
+            wait_until = math.inf
             if pipe.queue:
                 if not self._fabric.is_cut(pipe.source, pipe.target):
                     wait_until, data = pipe.queue[0]
-                    if wait_until <= trio.current_time():
+                    if wait_until <= self._clock.now:
                         return self._take(pipe, data, max_bytes)
             elif pipe.broken:
                 raise trio.BrokenResourceError(pipe.broken)
             elif pipe.ended:
                 return b""
-            if wait_until is None:
-                await pipe.changed.park()
-            else:
-                with trio.move_on_at(wait_until):
-                    await pipe.changed.park()
+            await self._clock.wait(wait_until, pipe.waiting)
 
     def _take(self, pipe: Pipe, data: bytes, max_bytes: int | None) -> bytes:
         pipe.queue.popleft()
@@ -134,7 +153,7 @@ class SimStream:
         if size > 1 and self._fabric.rng.random() < self._fabric.split:
             size = self._fabric.rng.randrange(1, size)
         if size < len(data):
-            pipe.queue.appendleft((trio.current_time(), data[size:]))
+            pipe.queue.appendleft((self._clock.now, data[size:]))
         pipe.held_bytes -= size
         pipe.wake()
         return data[:size]
@@ -166,6 +185,9 @@ class SimStream:
 
 class Fabric:
     def __init__(self, rng: random.Random, said: Said) -> None:
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, SimClock)
+        self.clock = clock
         self.rng = rng
         self.said = said
         self.shipped: Callable[[str, str, memoryview], None] | None = None

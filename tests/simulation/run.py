@@ -6,6 +6,7 @@ Trio's scheduler shuffles the tasks that are ready; with these private names the
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 import traceback
@@ -14,10 +15,10 @@ from typing import NamedTuple
 import structlog
 import trio
 import trio._core._run as trio_run
-import trio.testing
 
 from tests.model.explore import planted
 from tests.simulation.bugs import BUGS
+from tests.simulation.clock import SimClock
 from tests.simulation.judge import Judge
 from tests.simulation.story import Story
 
@@ -73,13 +74,15 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool) -
         finally:
             simulated_s = trio.current_time()
 
+    collects = gc.isenabled()
+    gc.disable()  # a story is short, and leaves few cycles: once afterwards is enough
     deterministic, shuffler = trio_run._ALLOW_DETERMINISTIC_SCHEDULING, trio_run._r
     global_state = random.getstate()
     trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     trio_run._r = random.Random(seed)
     random.seed(seed)
     try:
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[Watching(judge)])
+        trio.run(main, clock=SimClock(), instruments=[Watching(judge)])
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -89,6 +92,9 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool) -
         trio_run._ALLOW_DETERMINISTIC_SCHEDULING = deterministic  # type: ignore[misc]
         trio_run._r = shuffler
         random.setstate(global_state)
+        if collects:
+            gc.enable()
+            gc.collect()
     story = stories[0]
     return Outcome(
         seed,
