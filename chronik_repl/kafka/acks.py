@@ -1,7 +1,7 @@
 """Produce requests that were appended and wait: for the disk (acks 0 and 1), or for the high watermark (acks=all).
 
-One task a watermark serves all connections. Appends are in order, so those who wait stand in order too, and an
-advance answers a run from the front: a group of a hundred requests costs one wake-up, not a hundred. Answers are made
+Appends are in order, so those who wait stand in order too, and an advance answers a run from the front: in the step in
+which the watermark moves, without a task between, and with one send for all answers of a connection. Answers are made
 when the batch is appended, while the disk works; a failure encodes anew.
 
 What it promises: an answer without error is sent only once the watermark has passed the request's end. A request whose
@@ -13,32 +13,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import trio
 
 from chronik_repl.errors import ChronikError, DiskFailed
 from chronik_repl.kafka.codes import Code, error_code
+from chronik_repl.kafka.connection import Answer, Connection
 from chronik_repl.kafka.hot import Leader, Produced, encode_produced
 from chronik_repl.positions import Position
 from chronik_repl.standing import House
 from chronik_repl.wal.watermark import Watermark
 
-if TYPE_CHECKING:
-    from chronik_repl.kafka.connection import Answer, Connection
-
 Topics = Sequence[tuple[str, Sequence[Produced]]]
 FOREVER = float("inf")
+NEVER = Position(2**63)
 
 
-class Waiting:
+class Waiting(Answer):
     """One request. `encoded` is what it is told if all goes well."""
 
-    __slots__ = ("answer", "begun_s", "correlation_id", "deadline", "encoded", "end", "epoch", "topics", "version")
+    __slots__ = ("begun_s", "correlation_id", "deadline", "encoded", "end", "epoch", "topics", "version")
 
     def __init__(
         self,
-        answer: Answer,
+        connection: Connection,
+        held: int,
         end: Position,
         epoch: int,
         encoded: bytes,
@@ -47,7 +46,10 @@ class Waiting:
         topics: Topics,
         deadline: float = FOREVER,
     ) -> None:
-        self.answer = answer
+        self.connection = connection
+        self.held = held
+        self.sending = 0
+        self.pieces = None
         self.end = end
         self.epoch = epoch
         self.encoded = encoded
@@ -84,8 +86,8 @@ class Acks:
     def add(self, waiting: Waiting) -> None:
         """Answered now if its place is passed already, later otherwise."""
         if waiting.end <= self._watermark.value:
-            waiting.answer.give(waiting.encoded)
-            waiting.answer.connection.flush()
+            waiting.give(waiting.encoded)
+            waiting.connection.flush()
             return
         queue = self._waiting
         if queue and waiting.end < queue[-1].end:  # a duplicate waits for its original, which stands further ahead
@@ -100,48 +102,51 @@ class Acks:
             self._next_deadline = self._scope.deadline = waiting.deadline
 
     async def run(self) -> None:
-        """Until cancelled. Raises DiskFailed, having told everyone who waits."""
+        """Watch the watermark and the clock, until cancelled. Raises DiskFailed, having told everyone who waits."""
         watermark = self._watermark
-        while True:
-            value = watermark.value
-            self._refuse_old()  # first: the next leader's frames may stand where ours stood, and move the watermark
-            self._answer(value)
-            if not self._waiting:
-                self._next_deadline = FOREVER
-            try:
-                with trio.CancelScope(deadline=self._next_deadline) as self._scope:
-                    await watermark.wait_beyond(value)
-            except DiskFailed:
-                self._refuse(Code.KAFKA_STORAGE_ERROR, list(self._waiting))
-                raise
-            except ChronikError as error:
-                self._refuse(error_code(error), list(self._waiting))
-            if self._scope.cancelled_caught:
+        watermark.watchers.append(self)
+        try:
+            while True:
+                try:
+                    with trio.CancelScope(deadline=self._next_deadline) as self._scope:
+                        await watermark.wait(NEVER)
+                except DiskFailed:
+                    raise
+                except ChronikError:
+                    continue  # everyone was told
                 now = trio.current_time()
                 self._refuse(Code.REQUEST_TIMED_OUT, [w for w in self._waiting if w.deadline <= now])
                 self._next_deadline = min((w.deadline for w in self._waiting), default=FOREVER)
+        finally:
+            watermark.watchers.remove(self)
 
-    def _answer(self, value: Position) -> None:
+    def passed(self, value: Position) -> None:
+        """The watermark's: it is there now."""
         queue = self._waiting
+        if not queue or queue[0].end > value:
+            return
+        epoch = self._house.epoch
+        if queue[0].epoch != epoch:  # what passed may be the next leader's frames, where ours stood
+            self._refuse(Code.NOT_LEADER_OR_FOLLOWER, [w for w in queue if w.epoch != epoch])
+            queue = self._waiting
         touched: dict[Connection, None] = {}
         begun_s, count = 0.0, 0
         while queue and queue[0].end <= value:
             waiting = queue.popleft()
-            answer = waiting.answer
-            answer.give(waiting.encoded)
-            touched[answer.connection] = None
+            waiting.give(waiting.encoded)
+            touched[waiting.connection] = None
             begun_s += waiting.begun_s
             count += 1
-        if count:
-            self._took(count * perf_counter() - begun_s)
+        self._took(count * perf_counter() - begun_s)
         for connection in touched:
             connection.flush()
 
-    def _refuse_old(self) -> None:
-        """A leadership that ended while this task was on its way to wait leaves its requests behind."""
-        epoch = self._house.epoch
-        if self._waiting and self._waiting[0].epoch != epoch:
-            self._refuse(Code.NOT_LEADER_OR_FOLLOWER, [w for w in self._waiting if w.epoch != epoch])
+    def failed(self, error: BaseException) -> None:
+        """The watermark's: nothing that waits now will come to be."""
+        code = Code.KAFKA_STORAGE_ERROR
+        if isinstance(error, ChronikError) and not isinstance(error, DiskFailed):
+            code = error_code(error)
+        self._refuse(code, list(self._waiting))
 
     def _refuse(self, code: Code, refused: list[Waiting]) -> None:
         if not refused:
@@ -151,7 +156,7 @@ class Acks:
         self._waiting = deque(waiting for waiting in self._waiting if id(waiting) not in gone)
         touched: dict[Connection, None] = {}
         for waiting in refused:
-            waiting.answer.give(waiting.refused(code))
-            touched[waiting.answer.connection] = None
+            waiting.give(waiting.refused(code))
+            touched[waiting.connection] = None
         for connection in touched:
             connection.flush()

@@ -19,6 +19,7 @@ from chronik_repl.kafka import (
     group_offsets,
     metadata,
     offsets,
+    one_batch,
     produce,
     producers,
     sasl,
@@ -67,6 +68,9 @@ class Apis:
 
     def take(self, connection: Connection, view: memoryview, held: int) -> None:
         """A Produce request of a client that may produce. Raises ProtocolError."""
+        one = one_batch.read(view)
+        if one is not None and self.producing.begin_one(connection, one, held):
+            return
         try:
             head = decode_head(view)
             if not produce.LOWEST <= head.version <= produce.HIGHEST:

@@ -138,7 +138,8 @@ class Connection:
         self._parked: trio.Event | None = None  # the task, while it waits for bytes
         self._error: Exception | None = None  # what its wake-up raises
         self._handler: Handler
-        self._opened = self._began = trio.current_time()  # `began`: the request that is being read, or the silence
+        self.now = trio.current_time()  # of the last pass of the event loop that had to do with this client
+        self._opened = self._began = self.now  # `began`: the request that is being read, or the silence
         self.due = self._began + shared.limits.idle_timeout_s
 
     # ------------------------------------------------------------------------------------------------ answers
@@ -146,9 +147,13 @@ class Connection:
     def answer(self, size: int) -> Answer:
         """A place for the answer to a request of `size` bytes, in its order."""
         answer = Answer(self, size)
-        self._waiting_bytes += size
-        self._answers.append(answer)
+        self.expect(answer)
         return answer
+
+    def expect(self, answer: Answer) -> None:
+        """It has its place, in the order of requests."""
+        self._waiting_bytes += answer.held
+        self._answers.append(answer)
 
     def known(self, answer: Answer) -> None:
         self._receiving.give_back(answer.held)
@@ -230,13 +235,16 @@ class Connection:
                             return
                     case Need.ROOM:
                         await self.wait_for_room()
+                        self.now = trio.current_time()
                     case Need.BUDGET:
                         await self._receiving.take(self._wanted)
+                        self.now = trio.current_time()
                         self._counted = self._wanted
                     case Need.TASK:
                         held, self._counted = self._counted, 0
                         view = self._view[self._start + 4 : self._start + self._wanted]
                         await handler.answer(self, view, held)
+                        self.now = trio.current_time()
                         self._start += self._wanted
                         self._handled()
         finally:
@@ -278,7 +286,7 @@ class Connection:
         return Need.BYTES
 
     def _handled(self) -> None:
-        self._began = trio.current_time()
+        self._began = self.now
 
     def _make_room(self, wanted: int) -> bool:
         """For a request of which a part is here; False if its bytes are not counted yet and must be."""
@@ -305,6 +313,7 @@ class Connection:
         if self._poller is None:
             with trio.move_on_at(self.due) as scope:
                 count = await self._wire.receive(self._view[self._end :])
+            self.now = trio.current_time()
             if scope.cancelled_caught:
                 self._too_slow()
             else:
@@ -312,7 +321,7 @@ class Connection:
             return
         self._error = None
         self._parked = woken = trio.Event()
-        if self.take_bytes(to_the_end=True):  # it may have come while nobody looked
+        if self.take_bytes(trio.current_time(), to_the_end=True):  # it may have come while nobody looked
             self._wake()
         try:
             await woken.wait()
@@ -331,12 +340,13 @@ class Connection:
         if self._poller is not None:
             self._poller.hurry(due)
 
-    def take_bytes(self, *, to_the_end: bool) -> bool:
+    def take_bytes(self, now: float, *, to_the_end: bool) -> bool:
         """The poller's: whatever is there, while the task waits for nothing else. True: there may be more.
 
         `to_the_end`: until nothing is there; otherwise a short read is taken for that."""
         if self._parked is None:
             return False  # the task is at work, and looks for itself when it is done
+        self.now = now
         try:
             received = 0
             while received < BURST_BYTES:
@@ -354,7 +364,8 @@ class Connection:
                 received += count
             else:
                 return True
-            self._set_due()
+            if self._end:  # else it stays as it is, too early at worst: `overdue` looks again
+                self._set_due()
         except (OSError, ProtocolError) as error:
             self._error = error
             self._wake()
@@ -364,7 +375,7 @@ class Connection:
         if count == 0:
             self._ended = True
         elif self._end == 0:
-            self._began = trio.current_time()
+            self._began = self.now
         self._end += count
         self._received_bytes[()] += count
 
@@ -373,10 +384,13 @@ class Connection:
             self._parked.set()
             self._parked = None
 
-    def overdue(self) -> None:
+    def overdue(self, now: float) -> None:
         """The poller's: the time is up, if the client is still what we wait for."""
         if self._parked is None:
             self.due = float("inf")  # it is our turn; the next wait for bytes sets it anew
+            return
+        self._set_due()
+        if self.due > now:
             return
         try:
             self._too_slow()

@@ -26,10 +26,11 @@ class Polled(Protocol):
 
     due: float  # when it will have been silent or slow for too long
 
-    def take_bytes(self, *, to_the_end: bool) -> bool:
+    def take_bytes(self, now: float, *, to_the_end: bool) -> bool:
         """Receive and handle what is there, without waiting. True: there may be more, others have their turn first."""
 
-    def overdue(self) -> None: ...
+    def overdue(self, now: float) -> None:
+        """Its time is up, or it sets a later one."""
 
 
 class Poller:
@@ -67,20 +68,20 @@ class Poller:
             ready = epoll.poll(0, EVENTS_MAX)
             for _ in range(len(again)):
                 ready.append((again.popleft(), MORE))
+            now = trio.current_time()
             for fileno, events in ready:
                 connection = connections.get(fileno)
-                if connection is not None and connection.take_bytes(to_the_end=events != select.EPOLLIN):
+                if connection is not None and connection.take_bytes(now, to_the_end=events != select.EPOLLIN):
                     again.append(fileno)
-            if trio.current_time() >= self._next_check:
-                self._check()
+            if now >= self._next_check:
+                self._check(now)
 
     def close(self) -> None:
         self._epoll.close()
 
-    def _check(self) -> None:
-        now = trio.current_time()
+    def _check(self, now: float) -> None:
         for connection in list(self._connections.values()):
             if connection.due <= now:
-                connection.overdue()
+                connection.overdue(now)
         waiting = (connection.due for connection in self._connections.values() if connection.due > now)
         self._next_check = max(min(waiting, default=float("inf")), now + CHECK_S_MIN)

@@ -14,7 +14,7 @@ import trio
 
 from chronik_repl.errors import ChronikError, DiskFailed, ProtocolError
 from chronik_repl.kafka import batch as batches
-from chronik_repl.kafka import producers
+from chronik_repl.kafka import one_batch, producers
 from chronik_repl.kafka.acks import FOREVER, Acks, Waiting
 from chronik_repl.kafka.codec import Head
 from chronik_repl.kafka.codes import Code, error_code
@@ -56,6 +56,7 @@ class Producing:
             counter.setdefault((), 0)
         for counter in (self._requests, self._seconds):
             counter.setdefault(PRODUCE, 0)
+        self._frame_bytes_max = self._log.settings.frame_bytes_max - OVERHEAD
         self._enough = False
         self._ask_again_at = 0.0
         self._durable = Acks(door.house, door.house.log.durable, self._took)
@@ -69,6 +70,49 @@ class Producing:
 
     def _took(self, seconds: float) -> None:
         self._seconds[PRODUCE] += seconds
+
+    def begin_one(self, connection: Connection, one: one_batch.OneBatch, held: int) -> bool:
+        """What `begin` would do, if all goes well. False: nothing was done; `begin` says why."""
+        version, correlation_id, acks, timeout_ms, echo, name, index, records = one
+        topic = self._log.state.topics_raw.get(name)
+        if (
+            topic is None
+            or not 0 <= index < len(topic.partitions)
+            or not (acks == 1 or acks == -1)
+            or self._refusal(version, acks, False) is not None
+        ):
+            return False
+        partition = topic.partitions[index]
+        try:
+            head = batches.check(records, self._frame_bytes_max - len(name))
+        except batches.BadBatch:
+            return False
+        count = head.record_count
+        if head.producer_id != batches.NO_PRODUCER:
+            known = producers.check(partition, head.producer_id, head.producer_epoch, head.base_sequence, count - 1)
+            if known is not None:
+                return False
+        try:
+            appended = self._log.append_batch(topic.name, index, records, record_count=count)
+        except DiskFailed:
+            raise
+        except ChronikError:
+            return False
+        self._requests[PRODUCE] += 1
+        self._batches[()] += 1
+        self._records[()] += count
+        self._octets[()] += len(records)
+        encoded = one_batch.answer(correlation_id, echo, index, appended.base_offset, partition.start_offset)
+        deadline = FOREVER
+        if acks == -1:
+            deadline = connection.now + min(max(timeout_ms, 0), TIMEOUT_MS_MAX) / 1000
+        told = ((topic.name, (Produced(index, 0, appended.base_offset),)),)
+        waiting = Waiting(
+            connection, held, appended.end, self._house.epoch, encoded, version, correlation_id, told, deadline
+        )
+        connection.expect(waiting)
+        (self._committed if acks == -1 else self._durable).add(waiting)
+        return True
 
     def begin(self, connection: Connection, head: Head, view: memoryview, held: int) -> None:
         """Append what the request holds. `held` bytes of the receiving budget are given back with the answer."""
@@ -98,20 +142,21 @@ class Producing:
         if acks == 0:
             if failed:
                 raise ProtocolError(f"produce with acks=0 failed: {_first_error(topics)}")
-            answer = connection.answer(held)
-            self._durable.add(Waiting(answer, end, epoch, b"", head.version, head.correlation_id, ()))
+            waiting = Waiting(connection, held, end, epoch, b"", head.version, head.correlation_id, ())
+            connection.expect(waiting)
+            self._durable.add(waiting)
             return
         leader = leader_of(self._door) if failed else None
         encoded = encode_produced(head.version, head.correlation_id, topics, leader)
-        answer = connection.answer(held)
         if end == ORIGIN:
-            answer.give(encoded)
+            connection.answer(held).give(encoded)
             connection.flush()
             return
         deadline = FOREVER
         if acks == -1:
-            deadline = trio.current_time() + min(max(request.timeout_ms, 0), TIMEOUT_MS_MAX) / 1000
-        waiting = Waiting(answer, end, epoch, encoded, head.version, head.correlation_id, topics, deadline)
+            deadline = connection.now + min(max(request.timeout_ms, 0), TIMEOUT_MS_MAX) / 1000
+        waiting = Waiting(connection, held, end, epoch, encoded, head.version, head.correlation_id, topics, deadline)
+        connection.expect(waiting)
         (self._committed if acks == -1 else self._durable).add(waiting)
 
     def _refusal(self, version: int, acks: int, transactional: bool) -> Code | None:
@@ -142,7 +187,7 @@ class Producing:
             return Produced(index, Code.UNKNOWN_TOPIC_OR_PARTITION), ORIGIN
         partition = topic.partitions[index]
         try:
-            head = batches.check(records, self._log.settings.frame_bytes_max - OVERHEAD - len(name))
+            head = batches.check(records, self._frame_bytes_max - len(name))
         except batches.BadBatch as error:
             return Produced(index, error.code, message=str(error)), ORIGIN
         if head.producer_id != batches.NO_PRODUCER:

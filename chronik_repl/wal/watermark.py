@@ -1,13 +1,14 @@
 """A position that only moves forward, and those who wait for it.
 
 Waiters stand in a heap by position, so that an advance costs what it wakes. An advance that came first is never missed:
-who asks for what is already there is not parked at all.
+who asks for what is already there is not parked at all. A watcher is no task: it is told in the same step.
 """
 
 from __future__ import annotations
 
 import heapq
 from itertools import count
+from typing import Protocol
 
 import outcome
 import trio
@@ -22,9 +23,19 @@ class _Waiter:
         self.task: trio.lowlevel.Task | None = task
 
 
+class Watcher(Protocol):
+    """Hears of every move. It may not wait, and what it raises is a bug."""
+
+    def passed(self, value: Position) -> None: ...
+
+    def failed(self, error: BaseException) -> None:
+        """As everyone who waits now."""
+
+
 class Watermark:
     def __init__(self, value: Position) -> None:
         self.value = value
+        self.watchers: list[Watcher] = []
         self._waiters: list[tuple[int, int, _Waiter]] = []
         self._ticket = count()
         self._gone = 0  # cancelled waiters that still stand in the heap
@@ -42,6 +53,8 @@ class Watermark:
                 self._gone -= 1
             else:
                 trio.lowlevel.reschedule(task)
+        for watcher in self.watchers:
+            watcher.passed(to)
 
     def reset(self, value: Position) -> None:
         """Truncation only: what stood above is gone. Nobody may be waiting for it."""
@@ -79,6 +92,8 @@ class Watermark:
         for _, _, waiter in waiters:
             if waiter.task is not None:
                 trio.lowlevel.reschedule(waiter.task, outcome.Error(_again(error)))
+        for watcher in self.watchers:
+            watcher.failed(error)
 
     def fail_forever(self, error: BaseException) -> None:
         """The disk is dead: who comes later gets it too."""

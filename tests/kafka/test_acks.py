@@ -61,8 +61,9 @@ class Desk:
         topics = [("t", [Produced(0, 0, end)])]
         encoded = encode_produced(9, end, topics)
         assert self.shared.receiving.take_now(10)
-        answer = self.connection.answer(10)
-        self.acks.add(Waiting(answer, Position(end), self.epoch, encoded, 9, end, topics, deadline))
+        waiting = Waiting(self.connection, 10, Position(end), self.epoch, encoded, 9, end, topics, deadline)
+        self.connection.expect(waiting)
+        self.acks.add(waiting)
 
     def answers(self) -> list[tuple[int, int]]:
         """(correlation id, error code) of what was sent."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chronik_repl.errors import ProtocolError
-from chronik_repl.kafka import hot
+from chronik_repl.kafka import hot, one_batch
 from chronik_repl.kafka.codec import (
     FetchRequest,
     FetchResponse,
@@ -58,6 +58,17 @@ def test_produce_requests_are_read_as_the_library_writes_them(
         (name, [(p.partition, None if p.records is None else bytes(p.records)) for p in partitions])
         for name, partitions in read.topics
     ] == topics
+    one = one_batch.read(view)
+    if version >= 9 and transactional is None and [len(partitions) for _, partitions in topics] == [1]:
+        ((name, ((index, records),)),) = topics
+        if len(name) <= 126 and records is not None:
+            assert one is not None
+            assert one[:4] == (version, 99, acks, timeout)
+            assert (one[5], one[6], bytes(one[7])) == (name.encode(), index, records)
+            told = hot.encode_produced(version, 99, [(name, [hot.Produced(index, 0, 7, -1, 3)])])
+            assert one_batch.answer(99, one[4], index, 7, 3) == told
+            return
+    assert one is None
     for short in range(head.body_at, len(view), 1 + len(view) // 50):
         with pytest.raises(ProtocolError):
             hot.decode_produce(view[:short], head.body_at, version)
