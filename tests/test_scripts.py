@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
-import time
 import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 
@@ -56,35 +52,3 @@ def test_the_lock_covers_what_the_project_asks_for() -> None:
     names = {re.split(r"[\[<>=!~ ;]", one)[0].lower() for one in asked} - {"chronik-repl"}
     locked = set(re.findall(r"(?m)^([a-z0-9._-]+?)(?:\[[a-z,]+\])?==", (ROOT / "requirements.lock").read_text()))
     assert names - locked == set(), "run scripts/lock"
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
-def test_a_demo_that_is_stopped_takes_its_nodes_with_it(how: signal.Signals, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [str(ROOT / "scripts" / "demo")], cwd="/", env=environ(tmp_path), stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "look at it" in line:
-            break
-    assert nodes_in(tmp_path), "the nodes run"
-    process.send_signal(how)
-    process.stdout.read()
-    assert process.wait(30) == (-9 if how == signal.SIGKILL else 130)
-    deadline = time.monotonic() + 10
-    while nodes_in(tmp_path):
-        assert time.monotonic() < deadline, "a node was left behind"
-        time.sleep(0.05)
-    if how != signal.SIGKILL:  # nobody can tidy up after that
-        assert list(tmp_path.iterdir()) == []
-
-
-def nodes_in(folder: Path) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"CHRONIK_DATA_DIR={folder}".encode() in path.read_bytes():
-                found.append(path.parent.name)
-        except OSError:
-            continue  # it has ended, or is not ours
-    return found

@@ -6,19 +6,20 @@ import argparse
 import contextlib
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
+from rich.markup import escape
 
 from chronik_repl.demo.cluster import Cluster, DemoFailed
+from chronik_repl.demo.family import adopt_orphans, dies_with_us, end_children
+from chronik_repl.demo.scratch import scratch_folder
 from chronik_repl.demo.shop import Shop
 
 ORDERS_PER_S = 1500
@@ -28,7 +29,8 @@ EXAMPLES = """examples:
   scripts/demo            tells the story, then leaves the cluster running until Ctrl-C
   scripts/demo --exit     tells the story and ends: exit code 0 if all copies are the same
 
-It takes free ports and a temporary folder, so several can run at once, and nothing is left behind."""
+It takes free ports and a temporary folder, so several can run at once, and nothing is left behind. After kill -9 the
+nodes end too; the folder goes with the next demo."""
 
 
 def main() -> int:
@@ -39,7 +41,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--exit", action="store_true", help="end after the verdict")
-    parser.add_argument("--away", type=float, default=AWAY_S, help=argparse.SUPPRESS)  # the browser test wants longer
+    parser.add_argument("--away", type=float, default=AWAY_S, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     console = Console(highlight=False)
     if importlib.util.find_spec("confluent_kafka") is None:
@@ -47,20 +49,23 @@ def main() -> int:
         return 2
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, _interrupt)
-    folder = Path(tempfile.mkdtemp(prefix="chronik-demo-"))
-    cluster = Cluster(folder)
+    adopt_orphans()
     try:
-        return tell(console, cluster, folder, exit_after=arguments.exit, away_s=arguments.away)
+        with scratch_folder() as folder:
+            cluster = Cluster(folder)
+            try:
+                return tell(console, cluster, folder, exit_after=arguments.exit, away_s=arguments.away)
+            finally:
+                for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(name, signal.SIG_IGN)  # a second Ctrl-C does not leave processes behind
+                cluster.stop()
+                end_children()
     except DemoFailed as error:
-        console.print(f"[red]✗[/] {error}")
+        console.print(f"[red]✗[/] {escape(str(error))}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("\n[dim]ended[/]")
         return 130
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C does not leave processes behind
-        cluster.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -137,7 +142,7 @@ def parity(cluster: Cluster, folder: Path) -> tuple[int, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
     environ |= {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch), "COLUMNS": "110"}
     environ["JAVA_TOOL_OPTIONS"] = f"-XX:-UsePerfData -Djava.io.tmpdir={scratch}"  # nothing outside the folder
-    done = subprocess.run(command, cwd=scratch, env=environ, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=scratch, env=environ, capture_output=True, text=True, preexec_fn=dies_with_us())
     return done.returncode, done.stdout + (done.stderr if done.returncode else "")
 
 

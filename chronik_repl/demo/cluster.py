@@ -5,23 +5,22 @@ Nodes die with the demo, however it ends: the kernel is asked to kill them when 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from chronik_repl.demo.family import dies_with_us
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
-PR_SET_PDEATHSIG = 1
 LOG_LINES_SHOWN = 15
 
 
@@ -64,7 +63,7 @@ class Node:
         self._seen = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [program], env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_last_will()
+                [program], env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=dies_with_us()
             )
 
     def wait_ready(self) -> None:
@@ -167,11 +166,3 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise DemoFailed(f"waited {timeout_s:.0f} s in vain until {what}")
             time.sleep(POLL_S)
-
-
-def _last_will() -> Callable[[], None] | None:
-    """Only from the main thread: the kernel means the parent's thread, and another one may end before the process."""
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 from report import Report, arguments, scratch_folder
 
+from chronik_repl.demo.family import processes
 from chronik_repl.spark.parity import Options, run
 from chronik_repl.spark.session import open_session
 from tests.spark.logs import Writer, batch
@@ -107,7 +108,7 @@ def peak_memory(copies: list[Path]) -> dict[str, int]:
     peak: dict[str, int] = {"driver": 0, "JVM": 0, "workers": 0}
     while process.poll() is None:
         now = {"driver": 0, "JVM": 0, "workers": 0}
-        for pid, name in family(process.pid):
+        for pid, name in family(process.pid).items():
             kind = "driver" if pid == process.pid else "JVM" if name == "java" else "workers"
             now[kind] += resident(pid)
         peak = {kind: max(peak[kind], now[kind]) for kind in peak}
@@ -116,21 +117,13 @@ def peak_memory(copies: list[Path]) -> dict[str, int]:
     return peak
 
 
-def family(root: int) -> list[tuple[int, str]]:
+def family(root: int) -> dict[int, str]:
     """A process and all that it started, with their names."""
-    parents: dict[int, tuple[int, str]] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                fields = Path(entry.path, "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            name, rest = fields[fields.index("(") + 1 : fields.rindex(")")], fields[fields.rindex(")") + 2 :].split()
-            parents[int(entry.name)] = (int(rest[1]), name)
-    found, fresh = [(root, "")], [root]
+    everyone = processes()
+    found, fresh = {root: ""}, {root: ""}
     while fresh:
-        fresh = [pid for pid, (parent, _) in parents.items() if parent in fresh]
-        found += [(pid, parents[pid][1]) for pid in fresh]
+        fresh = {pid: name for pid, (parent, name) in everyone.items() if parent in fresh}
+        found |= fresh
     return found
 
 

@@ -97,10 +97,18 @@ class Page:
         return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
 
 
+def has_browser() -> bool:
+    return _program() is not None
+
+
+def _program() -> str | None:
+    return shutil.which("chromium") or shutil.which("google-chrome")
+
+
 @asynccontextmanager
 async def open_page(url: str, *, width: int = 1240, height: int = 1180, dark: bool = False) -> AsyncIterator[Page]:
     """Skips the test where there is no Chromium."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
+    program = _program()
     if program is None:
         pytest.skip("no Chromium on this machine (apt-get install chromium)")
     profile = tempfile.mkdtemp(prefix="chronik-browser-")
