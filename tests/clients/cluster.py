@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,17 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
+
 ENTRY = "import sys; from chronik_repl import process; sys.exit(process.{program}())"
 READY_S = 60.0
-
-
-def free_port() -> int:
-    """Below those that the system gives to outgoing connections: no client may get the port of a node that is down."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 def wait_for(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:

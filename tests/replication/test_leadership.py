@@ -10,7 +10,7 @@ import trio
 import trio.lowlevel
 
 from chronik_repl.errors import CannotLead, NotLeader, Refused
-from tests.end_to_end.processes import free_port
+from tests.ports import free_port
 from tests.replication.cluster import Cluster, Running, produce, produced, running_cluster, until
 
 NODES = (1, 2, 3)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from chronik_repl.spark.session import SparkMissing, require_spark
-from tests.clients.cluster import free_port, wait_for
+from tests.clients.cluster import wait_for
+from tests.ports import free_port
 from tests.spark import plants
 from tests.spark.logs import Writer, batch, copy_log
 
