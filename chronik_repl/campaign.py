@@ -73,8 +73,12 @@ class Campaign:
             session = self._receiver.session if self._receiver.live() else None
             if session is not None:  # reachable by its own session, and drained it holds what we hold
                 would[epochs.Identity(session.leader.node_id, session.leader.directory_id)] = local.summary()
-            if not accept_loss:
+            try:
                 self._check(would)
+            except Refused:
+                if not accept_loss:
+                    raise
+                epoch = epochs.epoch_after_loss(epoch)
             if session is not None:
                 old_leader = await self._drain(say)
         say(f"taking epoch {epoch}")

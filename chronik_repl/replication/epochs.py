@@ -40,6 +40,7 @@ class Promise(NamedTuple):
 
 
 NO_PROMISE = Promise(NO_EPOCH, NOBODY)
+LOSS_EPOCHS = 1 << 20  # a leader a minute for two years
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -78,6 +79,12 @@ def may_grant(promised: Promise, asked: Promise) -> bool:
 def next_epoch(promises: Iterable[int]) -> Epoch:
     """Above everything that is known to have been promised."""
     return Epoch(1 + max(promises, default=NO_EPOCH))
+
+
+def epoch_after_loss(epoch: int) -> Epoch:
+    """Far above. Those who are gone may have promised epochs that nobody here knows of; when they come back they must
+    follow the history that the operator chose, not depose it. (Any epoch above every known promise may be taken.)"""
+    return Epoch(epoch + LOSS_EPOCHS)
 
 
 def promised_to_others(kept: int, asked: Promise, me: NodeId) -> Epoch:

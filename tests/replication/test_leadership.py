@@ -173,6 +173,34 @@ async def test_accepted_loss_is_written_and_what_is_cut_is_kept(tmp_path: Path) 
         assert await produced(nodes[1]) == [b"the new history"]
 
 
+async def test_accepted_loss_outlasts_epochs_that_its_leader_never_heard_of(tmp_path: Path) -> None:
+    """Those who were gone have promised later epochs than the candidate knew: they follow it all the same when they come
+    back, and do not depose it."""
+    async with running_cluster(tmp_path) as cluster:
+        nodes = await prepared(cluster)
+        for running in nodes.values():
+            await running.start()
+        await until(lambda: nodes[1].up.accepting and len(nodes[1].up.peers) == 3, "all are members")
+        await cluster.settled()
+        await nodes[3].crash()
+        for leader in (2, 1, 2, 1):  # epochs 2 to 5
+            await until(lambda: nodes[1].up.enough_replicas or nodes[2].up.enough_replicas, "one follows the other")
+            await nodes[leader].up.promote()
+        lost = produce(nodes[1], b"while node 3 was away")
+        await nodes[1].up.log.committed.wait(lost.end)
+        for node_id in (1, 2):
+            await nodes[node_id].crash()
+        await nodes[3].start()
+        await nodes[3].up.promote(accept_loss=True)
+        produce(nodes[3], b"the new history")
+        for node_id in (1, 2):
+            await nodes[node_id].start()
+            await nodes[3].up.command({"command": "members-add", "address": nodes[node_id].address}, print)
+        await cluster.same_logs()
+        assert nodes[3].up.role == "leader"
+        assert await produced(nodes[1]) == [b"the new history"]
+
+
 async def test_drained_leader_loses_nothing_that_was_pending(tmp_path: Path) -> None:
     """While records stream in, another node is promoted: every record that was accepted is in the new leader's log."""
     async with running_cluster(tmp_path) as cluster:
