@@ -24,7 +24,7 @@ import trio
 
 from chronik_repl.errors import DiskFull
 from chronik_repl.positions import Checksum, Position
-from chronik_repl.wal.disk import Disk, File, Write
+from chronik_repl.wal.disk import Buffer, Disk, File, Write
 from chronik_repl.wal.segment import FOLDER, FRAMES_AT, Header, Mark, encode_header, encode_mark, mark_offset
 from chronik_repl.wal.segments import Segment, Store
 from chronik_repl.wal.values import LogSettings, LogStats
@@ -46,7 +46,7 @@ class Group:
         self.start = start
         self.end = start
         self.chain = Checksum(0)
-        self.frames: list[bytes] = []
+        self.frames: list[Buffer] = []
         self.size = 0
 
 
@@ -99,7 +99,7 @@ class Committer:
             self._sequence = max(self._sequence, mark.sequence)
             self._marked = (mark.durable_end, mark.high_watermark)
 
-    def add(self, segment: Segment, frames: bytes, end: Position, chain: Checksum) -> None:
+    def add(self, segment: Segment, frames: Buffer, end: Position, chain: Checksum) -> None:
         """Whole frames that end at `end` of the stream."""
         queue = self.queue
         size = len(frames)
@@ -289,6 +289,7 @@ class Committer:
     async def keep_spare(self) -> None:
         """Have the next segment's file ready, zero-filled, before it is needed."""
         size = FRAMES_AT + self._settings.segment_bytes
+        await self._disk.remove(SPARE)  # of the last life: how far it is filled and synced nobody knows
         while True:
             self._spare_wanted = trio.Event()
             room = self._disk.free_bytes() - size >= self._settings.min_free_bytes

@@ -11,6 +11,9 @@ compares them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from struct import Struct
+from typing import Any
 
 from crc32c import crc32c
 
@@ -23,8 +26,6 @@ from chronik_repl.wal.frame import (
     TOPIC_BYTES_MAX,
     VERSION,
     Frame,
-    fields_and_checksum,
-    head_and_topic_len,
 )
 from chronik_repl.wal.index import ENTRY, ActiveIndex
 from chronik_repl.wal.state import BATCH, OFFSET_MAX, State
@@ -44,6 +45,7 @@ class Intake:
         self._frame_bytes_max = frame_bytes_max
         self._appended = appended
         self._show_at = high_watermark
+        self._name_len = 0  # of the last batch's topic
 
     def show(self) -> None:
         """All that was taken so far is committed."""
@@ -79,30 +81,36 @@ class Intake:
         add_end, add_checksum, pack = index.ends.append, index.checksums.append, ENTRY.pack
         limit, length, show_at = self._frame_bytes_max, len(view), self._show_at
         now_ms, records = state.timestamp_ms, 0
-        while length - at >= SMALLEST:
-            magic, version, body, topic_len = head_and_topic_len(view, at)
+        name_len, unpack = self._name_len, _unpacker(self._name_len)
+        last_name, last_number = b"", -1  # of the frame before: the next one is often of the same partition
+        while length - at >= SMALLEST + name_len:
+            (
+                magic, version, body, topic_len, name, number, base, count, time_ms, kind, of_epoch, stands_at,
+                previous, checksum, in_base, in_length, delta, newest_ms, producer_id, producer_epoch, sequence,
+            ) = unpack(view, at)  # fmt: skip
             size = body + 8
             frame_end = at + size
             if magic != MAGIC or version != VERSION or size > limit or frame_end > length:
                 break
-            if topic_len > TOPIC_BYTES_MAX or size < SMALLEST + topic_len:
+            if topic_len != name_len:
+                if topic_len > TOPIC_BYTES_MAX or size < SMALLEST + topic_len:
+                    break
+                name_len, unpack = topic_len, _unpacker(topic_len)
+                continue
+            if size < SMALLEST + name_len or kind or stands_at != position or previous != chain:
                 break
-            fields_at = at + 10 + topic_len
-            number, base, count, time_ms, kind, of_epoch, stands_at, previous, checksum = fields_and_checksum(
-                view, fields_at
-            )
-            if kind or stands_at != position or previous != chain or (epoch is not None and of_epoch != epoch):
+            if epoch is not None and of_epoch != epoch:
                 break
-            data_at = fields_at + 46
+            data_at = at + OVERHEAD + name_len
             if crc32c(view[data_at:frame_end], crc32c(view[at : data_at - 4])) != checksum:
                 break
-            topic = topics.get(bytes(view[at + 10 : fields_at]))
-            if topic is None or not 0 <= number < len(topic.partitions):
-                break
-            partition = topic.partitions[number]
-            in_base, in_length, _, _, _, _, delta, _, newest_ms, producer_id, producer_epoch, sequence, _ = (
-                _unpack_batch(view, data_at)
-            )
+            if number != last_number or name != last_name:
+                topic = topics.get(name)
+                if topic is None or not 0 <= number < len(topic.partitions):
+                    break
+                partition = topic.partitions[number]
+                key = (topic.name, number)
+                last_name, last_number, entries = name, number, rows.get(key)
             if in_base != base or base != partition.next_offset or delta + 1 != count or count < 1:
                 break
             if data_at + 12 + in_length != frame_end or base > OFFSET_MAX - count:
@@ -117,19 +125,25 @@ class Intake:
                 now_ms = state.timestamp_ms = time_ms
             add_end(end)
             add_checksum(checksum)
-            row = pack(base, newest_ms, position - start, size, count, 0)
-            key = (topic.name, number)
-            if key in rows:
-                rows[key] += row
-            else:
-                rows[key] = bytearray(row)
+            if entries is None:
+                entries = rows[key] = bytearray()
+            entries += pack(base, newest_ms, position - start, size, count, 0)
             if show_at is None:
                 appended((end, partition, next_offset))
             records += count
             at, position, chain = frame_end, end, checksum
         self.records += records
+        self._name_len = name_len
         return at, position, chain
 
 
-_unpack_batch = BATCH.unpack_from
 SMALLEST = OVERHEAD + BATCH.size  # a frame with a batch and no topic
+
+
+@cache
+def _unpacker(topic_len: int) -> Callable[[memoryview, int], tuple[Any, ...]]:
+    """Of a frame with a topic of this length, in one go: its fields, and those of the batch in it that count here (all
+    but leader epoch, magic, CRC, attributes, base timestamp and record count)."""
+    whole = Struct(f">HHIH{topic_len}siqIqHIQIIqi4xx4x2xi8xqqhi4x")
+    assert whole.size == SMALLEST + topic_len
+    return whole.unpack_from

@@ -21,7 +21,7 @@ import trio
 from chronik_repl.errors import ChronikError, CorruptLog, DiskFailed, OutOfRange
 from chronik_repl.positions import ORIGIN, Checksum, Epoch, Offset, Position
 from chronik_repl.wal.changes import Change, EpochStart
-from chronik_repl.wal.committer import Committer
+from chronik_repl.wal.committer import SPARE, Committer
 from chronik_repl.wal.disk import Buffer, Disk
 from chronik_repl.wal.housekeeping import Housekeeper
 from chronik_repl.wal.mending import (
@@ -120,9 +120,11 @@ class Log:
 
     async def _recover(self, loaded: Loaded) -> None:
         """What counts is known: make it durable, and the rest gone."""
-        await self._disk.make_folder(FOLDER)
-        for name in loaded.leftovers:
-            await self._disk.remove(f"{FOLDER}/{name}")
+        if not self._store.list:  # where a segment stands its folder was made and synced before it
+            await self._disk.make_folder(FOLDER)
+        for name in (f"{FOLDER}/{leftover}" for leftover in loaded.leftovers):
+            if name != SPARE:  # that one may be large; the committer sees to it
+                await self._disk.remove(name)
         self.cluster_id = loaded.cluster_id
         self._committer.cluster_id = loaded.cluster_id or ""
         if not self._store.list:
@@ -279,7 +281,8 @@ class Log:
         """Check and append all whole frames at the start of `data`; returns the bytes consumed. Raises BadFrame,
         DiskFull.
 
-        A segment-start frame among them starts a new segment here too.
+        A segment-start frame among them starts a new segment here too. Whoever gave the bytes does not change them
+        as long as a view on them lives: the disk takes them from there.
         """
         return self._writer.append_received(data)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable
 
+import trio
+
 from chronik_repl.errors import CorruptLog, OutOfRange
 from chronik_repl.positions import Checksum, Position
 from chronik_repl.wal.committer import Committer
-from chronik_repl.wal.disk import Disk, Write
+from chronik_repl.wal.disk import Disk, File, Write
 from chronik_repl.wal.recovery import scan
 from chronik_repl.wal.segment import FOLDER, FRAMES_AT, Header, Mark, encode_header, encode_mark, mark_offset
 from chronik_repl.wal.segments import Segment, Store
@@ -21,7 +23,7 @@ LOST = "lost"  # what an operator's decision cut off below the high watermark
 DAMAGED = "damaged"  # segments whose bytes are not what was written
 REPAIR = f"{FOLDER}/repair"
 IMPAIRED = "impaired"  # how far this node's log once was durable, while it is not there again
-ZEROS_STEP = 1024 * 1024
+ZEROS_STEP = 256 * 1024
 PIECE_BYTES = 16 * 1024 * 1024
 
 
@@ -34,13 +36,20 @@ async def settle_tail(disk: Disk, store: Store, end: Position, durable_end: Posi
         if end > durable_end:
             at = last.file_offset(durable_end)
             await disk.commit(file, (Write(at, (await disk.read(file, at, end - durable_end),)),))
-        position = end
-        while position < file_end:
-            data = await disk.read(file, last.file_offset(position), min(ZEROS_STEP, file_end - position))
-            if data.count(0) != len(data) or not data:
-                await disk.zero(file, last.file_offset(end), last.file_offset(file_end))
-                return
-            position = Position(position + len(data))
+        if not await _all_zeros(disk, file, last.file_offset(end), last.file_offset(file_end)):
+            await disk.zero(file, last.file_offset(end), last.file_offset(file_end))
+
+
+async def _all_zeros(disk: Disk, file: File, start: int, end: int) -> bool:
+    zeros, found = bytes(ZEROS_STEP), bytearray(ZEROS_STEP)
+    window = memoryview(found)
+    while start < end:
+        size = await disk.read_into(file, start, window[: end - start])
+        if not size or (found != zeros if size == ZEROS_STEP else any(window[:size])):
+            return False
+        start += size
+        await trio.lowlevel.checkpoint()
+    return True
 
 
 async def forget_from(disk: Disk, store: Store, committer: Committer, position: Position) -> None:

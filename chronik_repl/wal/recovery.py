@@ -59,7 +59,7 @@ def scan(
 
 
 class Walk:
-    """The same over bytes that come in pieces of any size: `feed` them in order."""
+    """The same over bytes that come in windows: what one left over stands at the beginning of the next."""
 
     def __init__(
         self,
@@ -72,39 +72,21 @@ class Walk:
         self.end = position
         self.chain = chain
         self.why = ""
+        self.want = 0  # how many bytes the frame that was cut off has in all, as far as that is known
         self._frame_bytes_max = frame_bytes_max
         self._each = each
         self._batches = batches
-        self._rest = b""  # the beginning of a frame that is not whole yet
 
-    def feed(self, piece: bytes | memoryview) -> None:
-        """Nothing more is taken once `why` says why not, and nothing of `piece` is kept but copies."""
-        at = 0
-        if self._rest:
-            at = self._finish_rest(piece)
-        if at < len(piece) and not self.why:
-            self._scan(memoryview(piece)[at:])
-
-    def _finish_rest(self, piece: bytes | memoryview) -> int:
-        """Complete the frame that the last piece ended in; returns how much of `piece` that took."""
-        had = len(self._rest)
-        start = self._rest + bytes(piece[: max(0, HEAD.size - had)])
-        if len(start) < HEAD.size:
-            self._rest = start
-            return len(piece)
-        try:
-            size = frame_size(start, 0, self._frame_bytes_max)
-        except BadFrame as error:
-            self.why = str(error)
+    def take(self, window: memoryview) -> int:
+        """All whole frames at its start; returns how many bytes they are. No more are taken once `why` says why not,
+        and nothing of `window` is kept."""
+        if self.why:
             return 0
-        self._rest = b""
-        self._scan(memoryview(start[:had] + bytes(piece[: size - had])))
-        return min(size - had, len(piece))
-
-    def _scan(self, view: memoryview) -> None:
-        scanned = scan(view, self.end, self.chain, self._frame_bytes_max, self._each, self._batches)
-        self._rest = bytes(view[scanned.end - self.end :])
-        self.end, self.chain, self.why = scanned.end, scanned.chain, scanned.why
+        start = self.end
+        self.end, self.chain, self.why, self.want = scan(
+            window, start, self.chain, self._frame_bytes_max, self._each, self._batches
+        )
+        return self.end - start
 
 
 class Torn(NamedTuple):

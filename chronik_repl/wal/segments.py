@@ -211,15 +211,21 @@ class Store:
         """
         position = segment.start if start is None else start
         walk = Walk(position, segment.chain if chain is None else chain, self.frame_bytes_max, each, batches)
-        buffer = memoryview(bytearray(min(WALK_BYTES, max(end - position, 0))))
+        window = memoryview(bytearray(min(WALK_BYTES, max(end - position, 0))))
+        left = 0  # bytes at its start: a frame that was not whole
         async with self.pinned(segment) as file:
             at, stop = segment.file_offset(position), segment.file_offset(end)
             while at < stop and not walk.why:
-                size = await self.disk.read_into(file, at, buffer[: stop - at])
+                size = await self.disk.read_into(file, at, window[left : left + stop - at])
                 if not size:
                     break
-                walk.feed(buffer[:size])
                 at += size
+                have = left + size
+                used = walk.take(window[:have])
+                left = have - used
+                room = window if walk.want <= len(window) else memoryview(bytearray(walk.want + WALK_BYTES))
+                room[:left] = window[used:have]
+                window = room
                 if not alone or at % ALONE_BYTES < size:
                     await trio.lowlevel.checkpoint()
         if walk.end < end and not walk.why:

@@ -220,7 +220,8 @@ class Writer:
         """Check and append all whole frames at the start of `data`; returns the bytes consumed. Raises BadFrame,
         DiskFull.
 
-        A segment-start frame among them starts a new segment here too.
+        A segment-start frame among them starts a new segment here too. Whoever gave the bytes does not change them
+        as long as a view on them lives: the disk takes them from there.
         """
         if self.failure is not None:
             raise self.failure
@@ -294,7 +295,8 @@ class Writer:
         self._stats.appended_bytes += frame.size
 
     def _pass_on(self, frames: memoryview) -> None:
-        """Checked frames that end where the log does, to the committer."""
+        """Checked frames that end where the log does, to the committer. They are not copied: what is received next
+        goes elsewhere as long as someone holds them."""
         if frames:
             assert self._segment is not None
-            self._committer.add(self._segment, bytes(frames), self.end, self.end_checksum)
+            self._committer.add(self._segment, frames, self.end, self.end_checksum)

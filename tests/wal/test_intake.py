@@ -56,10 +56,10 @@ class Way:
             result = (scanned.end, scanned.chain, bool(scanned.why))
         else:
             walk = Walk(ORIGIN, CHAIN_SEED, MAX, self.intake.take, batches)
+            rest = b""
             for at in range(0, len(stream), pieces):
-                walk.feed(stream[at : at + pieces])
-                if walk.why:
-                    break
+                rest += stream[at : at + pieces]
+                rest = rest[walk.take(memoryview(rest)) :]
             result = (walk.end, walk.chain, bool(walk.why))
         index = self.intake.index
         assert index is not None
