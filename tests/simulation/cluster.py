@@ -17,6 +17,7 @@ import trio
 
 from chronik_repl.config import Program, Settings
 from chronik_repl.errors import CannotLead, ChronikError, CorruptLog, DiskFailed, ForeignLog
+from chronik_repl.kafka.producer_ids import Ids
 from chronik_repl.leader import Leadership
 from chronik_repl.node import Node, run_node
 from chronik_repl.positions import ORIGIN
@@ -135,6 +136,7 @@ class Machine:
         self.disk = MortalDisk(cluster.rng_for(f"disk {name}"))
         self.disk.capacity_bytes = CAPACITY_BYTES
         self.node: Node | None = None
+        self.ids: Ids | None = None
         self.boots = 0
         self.ended = trio.Event()  # of the present process
         self.ended.set()
@@ -145,6 +147,9 @@ class Machine:
         self.rotten = False  # a bit was flipped by the story
         self.clock_skew_s = 0.0
         self.promoted = False  # the operator has just asked for it
+        self.accepts_loss = False  # and accepts what that loses
+        self.excused_to: int | None = None  # down to here its high watermark may go back: a loss was accepted
+        self.kept = 0  # the high watermark that its last process left on the disk
         self.leadership: Leadership | None = None  # as the judge last saw it
         self._scope = trio.CancelScope()
 
@@ -192,7 +197,8 @@ class Machine:
         finally:
             if self.disk.dead:
                 self.why_ended = "killed"
-            self.node = None
+            self.node = self.ids = None
+            self.kept = judge.kept_watermark(self.disk.medium)
             fabric.kill(self.name)
             judge.note("ended", self.name, self.why_ended)
             self.ended.set()
@@ -214,10 +220,12 @@ class Machine:
             )
             self.watermark = node.log.committed
             self.committed = self.watermark.value
+            self.ids = Ids(node)
             self.checked = 0
             self.node = node
             self._last_directory = self.directory
             self.cluster.judge.note("runs", self.name, node.log.start, node.log.end, node.log.committed.value)
+            self.cluster.judge.restarts(self)
             task_status.started()
 
     def _explain(self, error: BaseException) -> None:
@@ -261,7 +269,7 @@ class Machine:
         self.disk.crash()
         self.disk = MortalDisk(self.disk.rng, Medium())
         self.disk.capacity_bytes = CAPACITY_BYTES
-        self.committed = self.checked = 0
+        self.committed = self.checked = self.kept = 0
         self.rotten = False
 
     def freeze(self) -> None:

@@ -29,7 +29,7 @@ from chronik_repl.replication.messages import (
 )
 from chronik_repl.wal import frame
 from chronik_repl.wal.changes import HistoryEntry, MembersChanged
-from chronik_repl.wal.segment import FRAMES_AT
+from chronik_repl.wal.segment import FRAMES_AT, best_mark
 from tests.simulation.medium import Inode, Medium
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Acked(NamedTuple):
     producer: int
     node: str
     epoch: int
-    position: int
+    position: int  # of its last byte at least: a retried one is told only where it ends
     end: int
     everyone: bool  # acks=all
 
@@ -72,11 +72,12 @@ class Stretch(NamedTuple):
 class Judge:
     def __init__(self) -> None:
         self.canon = bytearray()
-        self.canon_start = 0
         self.acked: list[Acked] = []
         self.leaders: dict[int, str] = {}  # epoch → the directory that committed in it
         self.began: dict[int, str] = {}  # epoch → the node that leads it
-        self.lossy: set[int] = set()
+        self.lossy: set[int] = set()  # epochs that began with a loss that the operator accepted
+        self.ids: dict[int, str] = {}  # producer id → the node that gave it out
+        self.beginnings: dict[str, trio.Event] = {}  # for those who wait until a node leads
         self.verdicts: list[str] = []
         self.transcript: list[tuple[float, str, tuple[object, ...]]] = []
         self._hash = hashlib.blake2b(digest_size=16)
@@ -234,6 +235,8 @@ class Judge:
                 if machine.leadership is not None:
                     self.note("begins", machine.name, machine.leadership.epoch)
                     self.began[machine.leadership.epoch] = machine.name
+                    if (waiting := self.beginnings.pop(machine.name, None)) is not None:
+                        waiting.set()
 
     def _moved(self, machine: Machine, now: int) -> None:
         node, before = machine.node, machine.committed
@@ -241,9 +244,19 @@ class Judge:
         self.commits += 1
         self.note("high watermark", machine.name, before, now)
         machine.committed = now
+        history = node.log.state.history
+        for other in self.watched:  # the leader's own high watermark may move after its followers are cut
+            for entry in other.node.log.state.history if other.node is not None else ():
+                if entry.accept_loss and entry.epoch not in self.lossy:
+                    self._lose(other, entry)
+        if machine.excused_to is not None and not any(entry.epoch in self.lossy for entry in history):
+            return  # it has not heard of the loss yet
         if now < before:
-            self.broken(f"promise 2: the high watermark of {machine.name} goes back from {before} to {now}")
-            return
+            if machine.excused_to is None or now < machine.excused_to:
+                self.broken(f"promise 2: the high watermark of {machine.name} goes back from {before} to {now}")
+                return
+            self._check_kept(machine, now, before)
+            machine.checked = min(machine.checked, now)
         leads = node.role == "leader" or machine.leads
         if leads:
             self._leader_moved(machine, now)
@@ -253,11 +266,11 @@ class Judge:
             self.broken(f"promise 2: {machine.name} shows {now} and does not hold all below it")
             return
         start = machine.checked
-        known = self.canon[start - self.canon_start : now - self.canon_start]
+        known = self.canon[start:now]
         if data[: len(known)] != known and not machine.rotten:
             at = start + next(i for i, byte in enumerate(known) if byte != data[i])
             self.broken(f"promise 2: {machine.name} shows other bytes at {at} than were committed there")
-        if now > self.canon_start + len(self.canon):
+        if now > len(self.canon):
             if leads:
                 self._check_copies(machine, before, now)
                 self.canon += data[len(known) :]
@@ -278,7 +291,7 @@ class Judge:
             )
         if self.leaders.setdefault(epoch, directory) != directory:
             self.broken(f"promise 4: two leaders commit in epoch {epoch}")
-        end = self.canon_start + len(self.canon)
+        end = len(self.canon)
         later = [e for e in self.leaders if e > epoch]
         if now > end and later:
             self.broken(
@@ -320,14 +333,67 @@ class Judge:
         self.note("ack", acked)
         if not self._holds_durably(machine, acked.position, acked.end):
             self.broken(f"promise 1: {machine.name} acks {acked.position}, which a power cut would take away")
-        if acked.everyone and self.canon_start + len(self.canon) < acked.end:
+        if acked.everyone and len(self.canon) < acked.end:
             self.broken(f"promise 1: {machine.name} acks {acked.position} to acks=all, and it is not committed")
         self.acked.append(acked)
 
-    def loss_accepted(self, upto: int) -> None:
-        """The operator gave up what was committed beyond the new leader's log."""
-        self.note("loss accepted", upto)
-        del self.canon[max(0, upto - self.canon_start) :]
+    def told_id(self, producer_id: int, node: str) -> None:
+        """A producer was given its id."""
+        self.note("producer id", producer_id, node)
+        if producer_id in self.ids:
+            self.broken(f"producer id {producer_id} was given out by {self.ids[producer_id]} and again by {node}")
+        self.ids[producer_id] = node
+
+    # ── losses that the operator accepts ──
+
+    def _lose(self, machine: Machine, entry: HistoryEntry) -> None:
+        """The new leader's log is the history from here on. What was committed beyond it, or otherwise, is given up on
+        every node, and kept in lost/."""
+        start = machine.log_start
+        data = self.read(machine.disk.medium, start, entry.start) or b""
+        known = self.canon[start : entry.start]
+        same = start + next((i for i, (a, b) in enumerate(zip(data, known, strict=False)) if a != b), len(known))
+        self.note("loss accepted", machine.name, entry.epoch, entry.start, same)
+        self.lossy.add(entry.epoch)
+        if not machine.accepts_loss:
+            self.broken(f"epoch {entry.epoch} of {machine.name} begins with a loss that nobody accepted")
+        self.canon[start:] = data
+        self.acked = [acked for acked in self.acked if acked.end <= same]
+        for other in self.machines.values():
+            other.checked = min(other.checked, same)
+            if other is not machine:
+                other.excused_to = same
+
+    def _check_kept(self, machine: Machine, start: int, end: int) -> None:
+        """What is cut below a high watermark stands in lost/, for the operator to look at."""
+        folder = machine.disk.medium.folders.get("lost")
+        kept = sorted(folder.durable) if folder is not None else []
+        at = start
+        for name in kept:
+            first, last = int(name[:20]), int(name[21:41])
+            if first <= at < last:
+                at = last
+        if at < end:
+            self.broken(f"{machine.name} was cut from {end} to {start}, and lost/ has only {kept}")
+
+    # ── from one life to the next ──
+
+    def kept_watermark(self, medium: Medium) -> int:
+        """The high watermark that a power cut now would leave."""
+        folder = medium.folders.get("wal")
+        names = sorted((n for n in folder.durable if n.endswith(".wal")), reverse=True) if folder is not None else []
+        for name in names[:1]:
+            mark = best_mark(bytes(medium.inodes[folder.durable[name]].durable[:FRAMES_AT])) if folder else None
+            return mark.high_watermark if mark is not None else 0
+        return 0
+
+    def restarts(self, machine: Machine) -> None:
+        """A node begins with the high watermark that stands on its disk, or a higher one."""
+        if machine.committed < machine.kept and not machine.rotten and machine.excused_to is None:
+            self.broken(
+                f"promise 2: the high watermark of {machine.name} goes back over a restart, from {machine.kept} to "
+                f"{machine.committed}"
+            )
 
     # ── at the end ──
 
@@ -336,7 +402,7 @@ class Judge:
         view, at, chain = memoryview(bytes(self.canon)), 0, 0
         found = []
         while at < len(view):
-            got = frame.decode(view, at, self.canon_start + at, chain)
+            got = frame.decode(view, at, at, chain)
             if got is None:
                 self.broken("the committed log ends inside a frame")
                 break

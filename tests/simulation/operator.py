@@ -57,6 +57,15 @@ class Operator(Workload):
         start, end = machine.node.log.start, len(self.judge.canon)
         return self.judge.read(machine.disk.medium, start, end) == bytes(self.judge.canon[start:end])
 
+    def _standing(self) -> str:
+        said = []
+        for m in self.cluster.machines.values():
+            log = m.node.log if m.node is not None else None
+            where = f"end {log.end} committed {log.committed.value}" if log else m.why_ended or "down"
+            events = m.node._local.events if m.node is not None else ()
+            said.append(f"{m.name} {m.node.role if m.node else ''} {where} ({events[-1].text if events else ''})")
+        return "; ".join(said)
+
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         with trio.move_on_after(timeout_s):
             while not condition():

@@ -12,11 +12,11 @@ import trio
 from chronik_repl.wal import frame
 from chronik_repl.wal.state import BATCH
 from tests.simulation.cluster import CAPACITY_BYTES
-from tests.simulation.troubles import Troubles
-from tests.simulation.workload import APPENDS_MIN, CALM_S, IDENT, PARTITIONS, PRODUCERS, SIMULATED_S_MAX
+from tests.simulation.plots import Plots
+from tests.simulation.workload import APPENDS_MIN, CALM_S, IDEMPOTENT, IDENT, PARTITIONS, PRODUCERS, SIMULATED_S_MAX
 
 
-class Story(Troubles):
+class Story(Plots):
     async def tell(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -24,7 +24,7 @@ class Story(Troubles):
                 nursery.start_soon(self._keep_running, machine)
             nursery.start_soon(self._make_topic)
             for number in range(PRODUCERS):
-                nursery.start_soon(self._produce, number)
+                nursery.start_soon(self._produce_once if number < IDEMPOTENT else self._produce, number)
             nursery.start_soon(self._consume)
             await self._trouble()
             while self.appended < APPENDS_MIN and not self.judge.verdicts:
@@ -65,15 +65,14 @@ class Story(Troubles):
                 judge.broken(f"the cluster is not whole {CALM_S:.0f} s after the last trouble: {self._standing()}")
                 return
         self._check_whole()
+        marked = {m.name: judge.kept_watermark(m.disk.medium) for m in cluster.machines.values()}
+        if not await self._wait_until(self._marked, 1):
+            judge.broken(f"promise 2: at rest, {marked} are the high watermarks on disks: {self._standing()}")
 
-    def _standing(self) -> str:
-        said = []
-        for m in self.cluster.machines.values():
-            log = m.node.log if m.node is not None else None
-            where = f"end {log.end} committed {log.committed.value}" if log else m.why_ended or "down"
-            events = m.node._local.events if m.node is not None else ()
-            said.append(f"{m.name} {m.node.role if m.node else ''} {where} ({events[-1].text if events else ''})")
-        return "; ".join(said)
+    def _marked(self) -> bool:
+        """Does every disk know the high watermark that its node shows?"""
+        machines = [m for m in self.cluster.machines.values() if m.node is not None]
+        return all(self.judge.kept_watermark(m.disk.medium) == m.committed for m in machines)
 
     def _check_whole(self) -> None:
         """Every copy is the canon, and every acked record is in it, once, in order."""
@@ -82,17 +81,21 @@ class Story(Troubles):
             if machine.node is not None and not self._whole(machine):
                 judge.broken(f"promise 2: at the end the log of {machine.name} is not what was committed")
         found: dict[int, int] = {}
+        last: dict[int, int] = {}
         for each in judge.frames():
             if each.kind != frame.Kind.DATA:
                 continue
             ident, producer = IDENT.unpack_from(each.data, BATCH.size)
             if ident in found:
-                judge.broken(f"promise 2: append {ident} stands at {found[ident]} and again at {each.position}")
-            found[ident] = each.position
+                judge.broken(f"promise 2: append {ident} stands up to {found[ident]} and again at {each.position}")
+            found[ident] = each.position + each.size
+            if producer < IDEMPOTENT and ident < last.get(producer, 0):
+                judge.broken(f"promise 2: append {ident} of producer {producer} stands after {last[producer]}")
+            last[producer] = ident
             if each.partition != producer % PARTITIONS:
                 judge.broken(f"promise 2: append {ident} stands in partition {each.partition}")
         for acked in judge.acked:
-            if found.get(acked.ident) == acked.position:
+            if found.get(acked.ident) == acked.end:
                 continue
             others = any(e > acked.epoch and who != acked.node for e, who in judge.began.items())
             if acked.everyone or self.size.sync_replicas == 0 or not others:

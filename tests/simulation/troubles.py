@@ -11,7 +11,7 @@ from chronik_repl.errors import ChronikError, DiskFailed
 from chronik_repl.wal.segment import FRAMES_AT
 from tests.simulation.cluster import CAPACITY_BYTES, Killed, Machine
 from tests.simulation.operator import Operator
-from tests.simulation.workload import PRODUCERS
+from tests.simulation.workload import IDEMPOTENT, PRODUCERS
 
 
 class Troubles(Operator):
@@ -19,7 +19,20 @@ class Troubles(Operator):
 
     async def _trouble(self) -> None:
         await self._wait_until(lambda: len(self._in_session()) == self.size.nodes - 1, 20)
-        kinds: list[tuple[int, Callable[[], Awaitable[object]]]] = [
+        kinds = self.kinds()
+        while len(self.troubles) < self.size.troubles and not self.judge.verdicts:
+            await trio.sleep(self.rng.expovariate(1 / 0.15))
+            (make,) = self.rng.choices([make for _, make in kinds], [weight for weight, _ in kinds])
+            done = await make()
+            if done:
+                self.troubles.append(str(done))
+                self.judge.note("trouble", done)
+            if self.rng.random() < 0.5:
+                await self._operate()
+
+    def kinds(self) -> list[tuple[int, Callable[[], Awaitable[object]]]]:
+        """How often, against the others, and what."""
+        return [
             (6, self._crash),
             (5, self._cut_power),
             (3, self._pause),
@@ -41,15 +54,6 @@ class Troubles(Operator):
             (1, self._members),
             (2, self._burst),
         ]
-        while len(self.troubles) < self.size.troubles and not self.judge.verdicts:
-            await trio.sleep(self.rng.expovariate(1 / 0.15))
-            (make,) = self.rng.choices([make for _, make in kinds], [weight for weight, _ in kinds])
-            done = await make()
-            if done:
-                self.troubles.append(str(done))
-                self.judge.note("trouble", done)
-            if self.rng.random() < 0.5:
-                await self._operate()
 
     def _pick(self, *, leader: bool | None = None) -> Machine | None:
         """A running machine that no other trouble has in hand."""
@@ -227,7 +231,9 @@ class Troubles(Operator):
         return f"a bit rots on {machine.name}: {name} at {at}"
 
     def _may_lose(self, machine: Machine) -> bool:
-        k = self.size.sync_replicas
+        leading = self.cluster.leader()
+        changes = leading.node.log.state.membership if leading is not None and leading.node is not None else []
+        k = min(self.size.sync_replicas, changes[-1][1].sync_replicas if changes else 0)  # an accepted loss lowers it
         return machine.name not in self._disks_lost and len(self._disks_lost) < min(k, self.size.nodes - 1 - k)
 
     async def _lose_disk(self) -> str:
@@ -255,7 +261,7 @@ class Troubles(Operator):
         if leading is None or leading.frozen or leading.name in self._busy or not others or self._nursery is None:
             return ""
         for _ in range(self.rng.choice((0, 2, 8))):
-            self._nursery.start_soon(self._append, self.rng.randrange(PRODUCERS), leading)
+            self._nursery.start_soon(self._append, self.rng.randrange(IDEMPOTENT, PRODUCERS), leading)
         await trio.sleep(self.rng.choice((0.0, 0.0003, 0.0006, 0.001, 0.002, 0.01)))
         self._start(leading, self.rng.choice((0.0, 0.3, 1.0, 4.0)))
         if self.rng.random() < 0.5:
@@ -312,5 +318,5 @@ class Troubles(Operator):
             return ""
         machine = self.rng.choice(ready)
         for _ in range(30):
-            self._nursery.start_soon(self._append, self.rng.randrange(PRODUCERS), machine)
+            self._nursery.start_soon(self._append, self.rng.randrange(IDEMPOTENT, PRODUCERS), machine)
         return f"30 appends at once on {machine.name}"
