@@ -13,12 +13,16 @@ import trio
 
 from chronik_repl import identity
 from chronik_repl.errors import DiskFailed
+from chronik_repl.kafka import producers
+from chronik_repl.kafka.producer_ids import Ids
+from chronik_repl.positions import ORIGIN, Position
 from chronik_repl.replication import epochs, progress
 from chronik_repl.replication.following import Following
 from chronik_repl.replication.messages import Ack
 from chronik_repl.replication.receiver import Receiver
 from chronik_repl.replication.ring import Ring
 from chronik_repl.replication.shipper import Link
+from chronik_repl.wal.changes import ProducerIdGiven
 from chronik_repl.wal.committer import Committer
 from chronik_repl.wal.log import Log
 from chronik_repl.wal.watermark import Watermark
@@ -43,6 +47,7 @@ _begin_epoch = Log.begin_epoch
 _following = Following.__init__
 _meet = Link._meet
 _commit = Committer._commit
+_next_mark = Committer._next_mark
 _take = Ring.take
 _wait = Watermark.wait
 
@@ -153,6 +158,23 @@ async def _always_park(self: Watermark, position: Any) -> None:
     await _wait(self, max(position, self.value + 1))
 
 
+async def _give_at_once(self: Ids) -> int | None:
+    if not self._house.accepting:
+        return None
+    log = self._house.log
+    producer_id = log.state.next_producer_id
+    log.append_change(ProducerIdGiven(producer_id))
+    return producer_id
+
+
+def _mark_without(self: Committer, durable_end: Position) -> Any:
+    known, self._high_watermark = self._high_watermark, lambda: ORIGIN
+    try:
+        return _next_mark(self, durable_end)
+    finally:
+        self._high_watermark = known
+
+
 async def _not_synced(self: SimDisk, folder: str) -> None:
     await trio.lowlevel.checkpoint()
 
@@ -197,6 +219,9 @@ BUGS: dict[str, Bug] = {
     "high-watermark-back": Bug(
         "a follower shows what its leader says, also when that is less", (9,), ((Following, "_show", _show_back),)
     ),
+    "high-watermark-not-kept": Bug(
+        "the high watermark is not written to disk", (9,), ((Committer, "_next_mark", _mark_without),)
+    ),
     "failed-sync-ignored": Bug(
         "after a failed sync the group counts, and the disk is used on",
         (15, 16),
@@ -211,6 +236,9 @@ BUGS: dict[str, Bug] = {
     "ring-gap": Bug("a lapped reader of the ring goes on with a gap", (24,), ((Ring, "take", _take_on),)),
     "overlap": Bug(
         "after a reconnect the leader sends from its log's start again", (25,), ((Link, "_meet", _meet_and_resend),)
+    ),
+    "retry-again": Bug(
+        "what a producer sends again is appended again", (26,), ((producers, "check", lambda *asked: None),)
     ),
     "early-ack-missed": Bug(
         "who waits for what is already there waits for the next one", (33,), ((Watermark, "wait", _always_park),)
@@ -271,6 +299,11 @@ BUGS: dict[str, Bug] = {
         "a high watermark is believed before the truncation", (56,), ((Following, "__init__", _believe_at_once),)
     ),
     "show-unconfirmed": Bug("a follower shows all that it holds", (56,), ((Following, "_show", _show_all),)),
+    "async-starts-alone": Bug(
+        "an async leader that promised another its loyalty starts alone",
+        (57,),
+        ((epochs, "may_start_alone", lambda me, mine, others: bool(mine.history) and mine.history[-1].leader == me),),
+    ),
     "second-history": Bug(
         "an empty leader founds over followers that hold a log",
         (58,),
@@ -278,6 +311,9 @@ BUGS: dict[str, Bug] = {
     ),
     "deposes-by-asking": Bug(
         "a restarted old leader does not ask who leads", (59,), ((epochs, "live_leader", lambda me, answers: None),)
+    ),
+    "id-before-commit": Bug(
+        "a producer is told its id before that is committed", (60,), ((Ids, "_give", _give_at_once),)
     ),
 }
 
