@@ -31,7 +31,7 @@ __all__ = ["Buffer", "Disk", "File", "RealDisk", "Write"]
 T = TypeVar("T")
 
 IOV_MAX = 1024  # buffers that one pwritev takes
-FILL_STEP = 1024 * 1024
+FILL_STEP = 1024 * 1024  # of zeros; of a fill that is paced a quarter: groups wait behind its syncs
 SMALL_READ = 256 * 1024
 SWITCH_INTERVAL_S = 0.00005
 _ZEROS = memoryview(bytes(FILL_STEP))
@@ -49,7 +49,7 @@ class RealDisk:
     A task that is cancelled while it waits does not stop its write.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fill_pace: float = 1.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, fill_pace: float = 6.0) -> None:
         """`fill_pace`: after each step of a fill rest for this many times what the step took."""
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -447,9 +447,7 @@ class _Job:
     __slots__ = ("bell", "failure", "file", "rang", "writes")
 
     def __init__(self, file: RealFile, writes: Sequence[Write], bell: int) -> None:
-        self.file = file
-        self.writes = writes
-        self.bell = bell
+        self.file, self.writes, self.bell = file, writes, bell
         self.failure: str | None = None
         self.rang = False
 
@@ -482,9 +480,11 @@ class _Fill:
         self.rest_over = threading.Event()
 
     def run(self) -> None:
-        for at in range(0, self.size, FILL_STEP):
-            started = time.perf_counter()
-            _write_all(self.fd, at, (_ZEROS[: min(self.size - at, FILL_STEP)],))
+        at = 0
+        while at < self.size:
+            started, step = time.perf_counter(), min(self.size - at, FILL_STEP // 4 if self.pace else FILL_STEP)
+            _write_all(self.fd, at, (_ZEROS[:step],))
+            at += step
             os.fdatasync(self.fd)
             if self.pace:
                 self.rest_over.wait((time.perf_counter() - started) * self.pace)
