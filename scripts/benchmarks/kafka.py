@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_clients import (
     Consumed,
     Load,
+    Native,
     Produced,
     consume,
     one_record_request,
@@ -40,8 +41,9 @@ MB = 1_000_000
 
 
 class Bench:
-    def __init__(self, report: Report, bootstrap: str, cluster: Cluster | None, options: Any) -> None:
+    def __init__(self, report: Report, bootstrap: str, cluster: Cluster | None, options: Any, folder: str) -> None:
         self.report, self.bootstrap, self.cluster, self.options = report, bootstrap, cluster, options
+        self.native = None if options.python else Native(folder)
         self.admin = AdminClient(settings(bootstrap))
 
     def topic(self, name: str, partitions: int) -> str:
@@ -67,6 +69,12 @@ class Bench:
         self.report.add(f"{name}: acked, read back in order", total, "records", reference=acked, bar=bar, ok=ok)
         return found
 
+    def produce(self, load: Load, clients: int) -> list[Produced]:
+        if self.native is not None:
+            return self.native.stream(load, range(clients))
+        found: list[Produced] = together(produce, [(load, number) for number in range(clients)])
+        return found
+
     def throughput(self, name: str, size: int, records: int, unit: str, bar: float) -> float:
         """Records a second of all producers together."""
         clients = self.options.producers
@@ -74,7 +82,7 @@ class Bench:
         load = Load(self.bootstrap, topic, clients, size, records // clients)
         before = self.cluster.cpu_s() if self.cluster else []
         with self._profiled(name):
-            done: list[Produced] = together(produce, [(load, number) for number in range(clients)])
+            done = self.produce(load, clients)
         after = self.cluster.cpu_s() if self.cluster else []
         _complain(done)
         acked = sum(one.acked for one in done)
@@ -104,7 +112,7 @@ class Bench:
         load = Load(self.bootstrap, topic, clients, size, int(each * seconds), rate=each, linger_ms=1.0)
         lags: list[float] = []
         with self._watching(lags):
-            done: list[Produced] = together(produce, [(load, number) for number in range(clients)])
+            done = self.produce(load, clients)
         _complain(done)
         waits = sorted(itertools.chain.from_iterable(one.latencies_s[len(one.latencies_s) // 10 :] for one in done))
         took = max(one.ended for one in done) - min(one.began for one in done)
@@ -191,8 +199,11 @@ class Bench:
         workers = self.options.producers
         partitions = 4
         topic = self.topic(f"{clients}-clients", partitions)
-        load = Load(self.bootstrap, topic, partitions, 256, records // workers)
-        done = together(produce_many_singly, [(load, number, clients // workers) for number in range(workers)])
+        if self.native is not None:
+            done = self.native.singly(Load(self.bootstrap, topic, partitions, 256, records), clients)
+        else:
+            load = Load(self.bootstrap, topic, partitions, 256, records // workers)
+            done = together(produce_many_singly, [(load, number, clients // workers) for number in range(workers)])
         _complain(done)
         acked = sum(one.acked for one in done)
         took = max(one.ended for one in done) - min(one.began for one in done)
@@ -236,6 +247,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=-1, help="of topics made on another server")
     parser.add_argument("--producers", type=int, default=2, help="producing processes")
     parser.add_argument("--consumers", type=int, default=2, help="consuming processes")
+    parser.add_argument("--python", action="store_true", help="produce from confluent-kafka in Python, not from C")
     parser.add_argument("--profile", metavar="FILE", help="py-spy's record of the leader under load, FILE-256B.json …")
     parser.add_argument("--only", help="256B, 1KB, latency, one or 64")
     options = parser.parse_args()
@@ -254,7 +266,7 @@ def main() -> int:
             cluster = Cluster(Path(folder))
             stack.callback(cluster.stop)
             cluster.start()
-        bench = Bench(report, options.bootstrap or cluster.kafka[0], cluster, options)  # type: ignore[union-attr]
+        bench = Bench(report, options.bootstrap or cluster.kafka[0], cluster, options, folder)  # type: ignore[union-attr]
         rate = 250_000.0
         if wanted("256B"):
             rate = bench.throughput("256 B", 256, int(4_000_000 * scale), "records/s", 250_000)

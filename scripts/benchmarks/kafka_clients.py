@@ -1,6 +1,9 @@
 """The Kafka benchmark's clients: what each process of the load does, and how they are started together.
 
-A worker's first argument is `begin`: it says that this process is ready, and returns when all of them are.
+Those that only produce are librdkafka in a program of its own (librdkafka_load.c), because confluent-kafka's Python
+around it costs as much as all the servers; `produce` and `produce_many_singly` are the same loads from Python.
+
+A Python worker's first argument is `begin`: it says that this process is ready, and returns when all of them are.
 """
 
 from __future__ import annotations
@@ -9,12 +12,17 @@ import contextlib
 import multiprocessing
 import os
 import struct
+import subprocess
 import threading
 import time
+from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import confluent_kafka
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from report import compile_c
 
 STAMP = struct.Struct(">IQ")  # producer, number: the first bytes of every record
 Begin = Callable[[], None]
@@ -248,6 +256,54 @@ def consume(begin: Begin, bootstrap: str, topic: str, partitions: list[int], exp
     with contextlib.suppress(KafkaException):
         consumer.close()
     return Consumed(count, octets, wrong, began, ended)
+
+
+class Native:
+    """librdkafka_load, compiled against the library of the confluent-kafka wheel."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        libraries = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+        library = next(libraries.glob("librdkafka*"))
+        self._program = compile_c("librdkafka_load", folder, str(library), f"-Wl,-rpath,{library.parent}")
+
+    def stream(self, load: Load, numbers: range) -> list[Produced]:
+        """A producer for each number, each to a partition of its own as far as there are enough."""
+        return self._run(
+            "stream", load.bootstrap, load.topic,
+            [(n % load.partitions, n, load.size, load.records, load.rate, load.linger_ms, load.acks) for n in numbers],
+        )  # fmt: skip
+
+    def singly(self, load: Load, clients: int) -> list[Produced]:
+        """All of them in one process, each with one record under way."""
+        return self._run(
+            "singly", load.bootstrap, load.topic, [(load.partitions, 0, load.size, load.records, clients, load.acks)]
+        )
+
+    def _run(self, mode: str, bootstrap: str, topic: str, loads: list[tuple[Any, ...]]) -> list[Produced]:
+        processes = []
+        files = [self._folder / f"waits-{at}" for at in range(len(loads))]
+        for load, file in zip(loads, files, strict=True):
+            command = [self._program, mode, bootstrap, topic, *map(str, load), str(file)]
+            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        for process in processes:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise SystemExit(f"librdkafka_load did not begin: exit code {process.wait()}")
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        found = []
+        for process, file in zip(processes, files, strict=True):
+            out, _ = process.communicate(timeout=600)
+            if process.returncode:
+                raise SystemExit(f"librdkafka_load failed: exit code {process.returncode}")
+            acked, _, began, ended, cpu, reason = out.rstrip("\n").split(" ", 5)
+            waits = array("f")
+            waits.frombytes(file.read_bytes())
+            found.append(Produced(int(acked), reason, float(began), float(ended), waits.tolist(), float(cpu)))
+        return found
 
 
 def together(work: Any, tasks: list[tuple[Any, ...]]) -> list[Any]:

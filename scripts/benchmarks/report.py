@@ -119,10 +119,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def compile_c(name: str, folder: str) -> str:
-    """scripts/benchmarks/NAME.c as a program in `folder`: the bare loop that a result is compared with."""
+def compile_c(name: str, folder: str, *more: str) -> str:
+    """scripts/benchmarks/NAME.c as a program in `folder`: the bare loop that a result is compared with, or a client."""
     program = str(Path(folder) / name)
-    subprocess.run(["cc", "-O2", "-pthread", "-o", program, str(HERE / f"{name}.c")], check=True)
+    subprocess.run(["cc", "-O2", "-pthread", "-o", program, str(HERE / f"{name}.c"), *more], check=True)
     return program
 
 
