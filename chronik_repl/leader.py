@@ -29,6 +29,7 @@ from chronik_repl.wal.frame import TOPIC_PATTERN
 
 RETENTION_INTERVAL_S = 10.0
 IDS_AT_ONCE = 16  # producer ids for a follower that asks
+WATERMARK_DELAY_S = 0.002  # how long a new high watermark may wait for frames to travel with
 DRAIN_TIMEOUT_S = 15.0  # a promotion that does not come after this: the leader accepts again
 
 HandOver = Callable[[Connection, Handshake], None]
@@ -53,6 +54,7 @@ class Leadership:
         self._trail = Trail()
         self._removed: set[epochs.Identity] = set()  # by command: not added again by merely answering
         self._members_wake = trio.Event()
+        self._watermark_moved = trio.Event()
         self._sets: tuple[epochs.Electorate, ...] = ()
         self._sets_key: tuple[int, bool] = (-1, False)
         self._deposed = trio.Event()
@@ -160,11 +162,16 @@ class Leadership:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._keep_links()
-            nursery.start_soon(self._commit)
+            nursery.start_soon(self._tell_watermarks)
             nursery.start_soon(self._change_members)
             nursery.start_soon(self._retain)
-            task_status.started()
-            await self._deposed.wait()
+            log.durable.watchers.append(self)
+            try:
+                self.passed(log.durable.value)
+                task_status.started()
+                await self._deposed.wait()
+            finally:
+                log.durable.watchers.remove(self)
             nursery.cancel_scope.cancel()
         promise = self._deposed_by
         raise Deposed(promise, again=promise.epoch == self.epoch)
@@ -214,21 +221,29 @@ class Leadership:
                 break
             log.commit_to(counted.committed)  # which may make a new membership the only one in force
         if log.committed.value != before:
-            for link in self._links.values():
-                link.wake()
+            self._watermark_moved.set()
             self._members_wake.set()
         self._end_draining()
 
-    async def _commit(self) -> None:
-        log = self._log
+    def passed(self, durable_end: Position) -> None:
+        """The log's durable end moved: in the same step the high watermark moves as far as it may."""
+        self._trail.mark(durable_end, self._log.stats.appended_records, trio.current_time())
+        self._advance()
+        for link in self._links.values():
+            if link.state == "catch-up":
+                link.wake()
+
+    def failed(self, error: BaseException) -> None:
+        """Whoever runs the log ends this process, or we were deposed."""
+
+    async def _tell_watermarks(self) -> None:
+        """Frames take the high watermark along; where none follow it goes alone, a moment later."""
         while True:
-            seen = log.durable.value
-            self._trail.mark(seen, log.stats.appended_records, trio.current_time())
-            self._advance()
+            await self._watermark_moved.wait()
+            await trio.sleep(WATERMARK_DELAY_S)
+            self._watermark_moved = trio.Event()
             for link in self._links.values():
-                if link.state == "catch-up":
-                    link.wake()
-            await log.durable.wait_beyond(seen)
+                link.tell_watermark()
 
     def acked(self, link: Link, position: Position, drain: bool) -> None:
         assert self._progress is not None

@@ -2,8 +2,8 @@
 
 What comes in: `TR` first, always. Before it nothing of the leader is believed; after it this log is a part of the
 leader's. Then frames, checked and appended as they come; `CM` and heartbeats, which carry the high watermark; and
-segments that were asked for again. What goes out: an ack after each group that is durable here, with the chain value
-there; an answer to each heartbeat.
+segments that were asked for again. What goes out: an ack in the very step in which a group is known to be durable here,
+with the chain value there; an answer to each heartbeat.
 
 A session belongs to a promise. When that promise is given to another, `end` closes the session in the same step:
 nothing that arrives in it is appended or acked any more, though the bytes may already be in this process.
@@ -71,6 +71,7 @@ class Following:
         self._drain_wanted = False
         self._asks: list[tuple[str, str]] = []
         self._asked = trio.Event()
+        self._ack_due = trio.Event()
         self._tasks: Together | None = None
         self._asked_again: set[Position] = set()  # damaged segments, asked for once a session
         self._mending: trio.MemorySendChannel[bytes] | None = None  # to the one that is coming now
@@ -103,6 +104,7 @@ class Following:
             self._on_met(self)
             async with Together() as tasks:
                 self._tasks = tasks
+                tasks.start(self.connection.watch)
                 tasks.start(self._take)
                 tasks.start(self._acknowledge)
                 tasks.start(self._ask)
@@ -211,13 +213,30 @@ class Following:
         self._log.commit_to(min(self._told_watermark, self._log.durable.value))
 
     async def _acknowledge(self) -> None:
-        log = self._log
-        told = Position(-1)
-        while True:
-            told = log.durable.value
+        """Acks that could not be said in the step in which something became durable, and the first one."""
+        watchers = self._log.durable.watchers
+        watchers.append(self)
+        try:
+            while True:
+                self._ack_due = trio.Event()
+                self._show()
+                await self.connection.say(self._ack())
+                await self._ack_due.wait()
+        finally:
+            watchers.remove(self)
+
+    def passed(self, durable_end: Position) -> None:
+        """The log's durable end moved: the leader waits for nothing but to hear of it."""
+        if not self.ended:
             self._show()
-            await self.connection.say(Ack(told, log.durable_checksum, self._drain_wanted))
-            await log.durable.wait_beyond(told)
+            if not self.connection.say_now(self._ack()):
+                self._ack_due.set()
+
+    def failed(self, error: BaseException) -> None:
+        """Whoever runs the log ends this process."""
+
+    def _ack(self) -> Ack:
+        return Ack(self._log.durable.value, self._log.durable_checksum, self._drain_wanted)
 
     # What clients ask of any node, and only the leader can do. Its answer stands in the log.
 
@@ -241,7 +260,7 @@ class Following:
     async def drain_leader(self) -> Position:
         """Ask the living leader to stop accepting and to send the rest. Returns the end of its log, durable here."""
         self._drain_wanted = True
-        await self.connection.say(Ack(self._log.durable.value, self._log.durable_checksum, True))
+        await self.connection.say(self._ack())
         await self._drained.wait()
         await self._log.durable.wait(self._drained_end)
         return self._drained_end

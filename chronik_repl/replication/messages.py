@@ -16,8 +16,10 @@ Control messages are msgpack of the structs below: fields are only ever appended
 newer versions read each other. The structs cannot hold nonsense: ranges and lengths are checked by the decoder.
 
 What comes in is untrusted. A length above the limit is refused when the eight bytes of its header are there, before
-anything more is read; so a `Feeder` holds at most one message and one receive. It raises ProtocolError, nothing else.
-Frames come out as runs: a view over as many whole frames as have arrived, for `Log.append_received`, which checks them.
+anything more is read or made room for; so a `Feeder` holds at most one message and one receive. It raises
+ProtocolError, nothing else. Frames come out as runs: a view over as many whole frames as have arrived, for
+`Log.append_received`, which checks them. They are not copied: they stand where the socket put them until the disk has
+them (arena.py).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from chronik_repl.errors import ProtocolError
+from chronik_repl.replication.arena import Arenas
 from chronik_repl.wal.changes import HistoryEntry
 from chronik_repl.wal.frame import FRAME_BYTES_MAX_DEFAULT, HEAD, LENGTH_MIN
 from chronik_repl.wal.frame import MAGIC as FRAME_MAGIC
@@ -35,6 +38,9 @@ from chronik_repl.wal.frame import VERSION as FRAME_VERSION
 
 PROTOCOL = 1  # of the conversation; the version in each control message's header
 CONTROL_BYTES_MAX = 1024 * 1024
+ARENA_BYTES_MIN = 16 * 1024  # for those who only say control messages
+ARENA_BYTES_MAX = 4 * 1024 * 1024
+DROP_BYTES = 4096
 HISTORY_ENTRIES_MAX = 10_000  # the newest; two logs that share none of them begin anew
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -167,7 +173,8 @@ Message = Handshake | HandshakeAnswer | Truncate | Committed | Ack | Heartbeat |
 
 
 class Frames(NamedTuple):
-    """Whole frames, one after another, lengths checked and nothing else. The view is good for as long as it is held."""
+    """Whole frames, one after another, lengths checked and nothing else. Nothing else is put there while a view on
+    them is held."""
 
     view: memoryview
 
@@ -231,93 +238,110 @@ def _name(magic: int) -> str:
 class Feeder:
     """Bytes in, messages out.
 
-    `feed` what was received, then call `next_event` until it returns None. `frame_bytes_max` is the largest frame
-    that is taken; 0 before the handshake, when no frame has any business here.
+    Put what is received into `room` and say how much by `fed`, then call `next_event` until it returns None.
+    `frame_bytes_max` is the largest frame that is taken; 0 before the handshake, when no frame has any business here.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX_DEFAULT, control_bytes_max: int = CONTROL_BYTES_MAX):
         self.frame_bytes_max = frame_bytes_max
         self.control_bytes_max = control_bytes_max
-        self._chunks: list[bytes | bytearray | memoryview] = []  # received and not yet looked at
-        self._held_bytes = 0
+        self._arenas = Arenas()
+        self._arena_bytes = ARENA_BYTES_MIN
+        self._arena = self._arenas.take(ARENA_BYTES_MIN)
+        self._view = memoryview(self._arena)
+        self._at = 0  # what stands before was looked at
+        self._end = 0  # received up to here
+        self._lent = False  # frames of this arena were handed out, and someone may still look at them
         self._need_bytes = HEAD.size  # nothing can come out before this many are here
-        self._drops: bytearray | None = None  # the last chunk, if it is one of ours that collects tiny pieces
 
     @property
     def held_bytes(self) -> int:
         """Of a message that has not wholly arrived. A deadline belongs to it as long as this is not 0."""
-        return self._held_bytes
+        return self._end - self._at
 
     @property
     def needed_bytes(self) -> int:
         """Of the message that comes next, as far as is known: its size once its header is there."""
         return self._need_bytes
 
+    def room(self, least: int = 1) -> memoryview:
+        """Where the next bytes go: for the whole of the message that is coming, and for `least` bytes."""
+        at, end = self._at, self._end
+        if at == end and not self._lent:
+            at = end = self._at = self._end = 0
+        free, held = len(self._view) - end, end - at
+        cramped = held < DROP_BYTES and free < len(self._view) // 8  # it costs little to go on where there is more
+        if free < least or free < self._need_bytes - held or cramped:
+            self._move(max(self._need_bytes, held + least))
+            end = self._end
+        return self._view[end:]
+
+    def _move(self, size: int) -> None:
+        """To another arena, with what has begun to arrive. They grow while they are filled."""
+        held = self._view[self._at : self._end]
+        if self._lent:
+            self._arena_bytes = min(ARENA_BYTES_MAX, 4 * self._arena_bytes)
+        arena = self._arenas.take(max(size, self._arena_bytes))
+        view = memoryview(arena)
+        view[: len(held)] = held
+        self._arenas.give_back(self._arena)
+        self._arena, self._view = arena, view
+        self._at, self._end, self._lent = 0, len(held), False
+
+    def fed(self, size: int) -> None:
+        """So many bytes were put into `room`."""
+        self._end += size
+
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """The feeder keeps a reference to `data`: the caller does not change it any more."""
-        size = len(data)
-        if self._drops is not None and size < 4096:  # a byte at a time must not cost an object a byte
-            self._drops += data
-        elif self._chunks and 0 < size < 4096:
-            self._drops = bytearray(data)
-            self._chunks.append(self._drops)
-        elif size:
-            self._drops = None
-            self._chunks.append(data)
-        self._held_bytes += size
+        """For those who have the bytes somewhere else: a copy."""
+        self.room(len(data))[: len(data)] = data
+        self._end += len(data)
 
     def next_event(self) -> Message | Frames | None:
         """The next message, or a run of frames; None when more bytes are needed. After an error the stream is lost."""
-        if self._held_bytes < self._need_bytes:
+        at, end = self._at, self._end
+        if end - at < self._need_bytes:
             return None
-        self._drops = None  # a view on it keeps it from growing
-        view = memoryview(self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks))
-        run = self._frame_run(view)
-        if run:
-            self._keep(view, run)
-            return Frames(view[:run])
-        magic, version, length = HEAD.unpack_from(view)
+        view = self._view
+        done = self._frame_run(view, at, end)
+        self._need_bytes = HEAD.size
+        if done > at:
+            self._at, self._lent = done, True
+            return Frames(view[at:done])
+        magic, version, length = HEAD.unpack_from(view, at)
         if magic == FRAME_MAGIC:  # one that has not wholly arrived
             self._need_bytes = HEAD.size + length
-            self._chunks = [view]
             return None
         if magic not in _DECODERS:
-            raise ProtocolError(f"not a message of ours: it starts with {bytes(view[:8])!r}")
+            raise ProtocolError(f"not a message of ours: it starts with {bytes(view[at : at + 8])!r}")
         if length > self.control_bytes_max:
             raise ProtocolError(f"{_name(magic)} message of {length} bytes; {self.control_bytes_max} are allowed")
         size = HEAD.size + length
-        if len(view) < size:
+        if end - at < size:
             self._need_bytes = size
-            self._chunks = [view]
             return None
         if version != PROTOCOL and magic != _MAGIC_OF[Handshake]:  # the handshake itself says who speaks what
             raise ProtocolError(f"{_name(magic)} message of version {version}; this program speaks {PROTOCOL}")
-        message = _decode(magic, view[HEAD.size : size])
-        self._keep(view, size)
+        message = _decode(magic, view[at + HEAD.size : at + size])
+        self._at = at + size
         return message
 
-    def _frame_run(self, view: memoryview) -> int:
-        """How many bytes of whole frames stand at the start of `view`."""
-        at, available, size_max = 0, len(view), self.frame_bytes_max
+    def _frame_run(self, view: memoryview, start: int, end: int) -> int:
+        """Where the whole frames end that stand at `start`."""
+        at, size_max = start, self.frame_bytes_max
         unpack = HEAD.unpack_from
-        while available - at >= HEAD.size:
+        while end - at >= HEAD.size:
             magic, version, length = unpack(view, at)
             if magic != FRAME_MAGIC:
                 break
             size = HEAD.size + length
             if version != FRAME_VERSION or length < LENGTH_MIN or size > size_max:
-                if at:  # let what is good go first
+                if at > start:  # let what is good go first
                     break
                 raise ProtocolError(
                     f"frame of {size} bytes, version {version}; the limit is {size_max}, version {FRAME_VERSION}"
                 )
-            if available - at < size:
+            if end - at < size:
                 break
             at += size
         return at
-
-    def _keep(self, view: memoryview, done: int) -> None:
-        """What stands after `done` is looked at next."""
-        self._need_bytes = HEAD.size
-        self._held_bytes = len(view) - done
-        self._chunks = [view[done:]] if self._held_bytes else []

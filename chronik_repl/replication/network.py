@@ -11,15 +11,24 @@ from typing import Protocol
 
 import trio
 
+from chronik_repl.wal.seam import Buffer
+
 
 class Stream(Protocol):
-    """A connection. After a cancelled `send_all` nobody knows what was sent: close it."""
+    """A connection. One task sends at a time and one receives. After a cancelled send nobody knows what was sent: close
+    it. Sends and receives raise trio.BrokenResourceError when the peer is gone, trio.ClosedResourceError after, or
+    during, `aclose`. They need not let others run where they do not wait."""
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Raises trio.BrokenResourceError when the peer is gone."""
+    async def send_all(self, *pieces: Buffer) -> None:
+        """One after another."""
 
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """b"" at the end of the stream."""
+    def send_now(self, *pieces: Buffer) -> bool:
+        """The same without waiting. False: not all of it has left; the rest goes before whatever is sent next, and
+        `send_all()` waits for it."""
+
+    async def receive_into(self, buffer: memoryview, least: int = 1) -> int:
+        """How many bytes came; 0 at the end of the stream. `least`: fewer are of no use, so it may wait for them, but
+        need not."""
 
     async def aclose(self) -> None: ...
 

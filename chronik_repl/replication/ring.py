@@ -21,8 +21,7 @@ class Run(NamedTuple):
 
     position: Position
     end: Position
-    data: bytes
-    frames: int
+    frames: list[bytes]
     records: int
 
 
@@ -117,7 +116,7 @@ class Ring:
         return slot
 
     def take(self, bytes_max: int) -> Run | Lapped | None:
-        """The next frames, at least one, joined into one send. None: nothing new. LAPPED: go to catch-up."""
+        """The next frames, at least one, for one send. None: nothing new. LAPPED: go to catch-up."""
         assert self._attached
         first, head = self._next, self._head
         if first < self._oldest:
@@ -130,20 +129,21 @@ class Ring:
         pieces: list[bytes] = []
         size = records = 0
         at = first
+        start = self._at(first)[0]
         while at < head:
             slot = slots[at % frames_max]
             assert slot is not None
-            size += len(slot[1])
-            if size > bytes_max and pieces:
-                size -= len(slot[1])
+            _, frame, records_in = slot
+            if size + len(frame) > bytes_max and pieces:
                 break
-            pieces.append(slot[1])
-            records += slot[2]
+            slots[at % frames_max] = None
+            pieces.append(frame)
+            size += len(frame)
+            records += records_in
             at += 1
-        start = self._at(first)[0]
-        self._let_go(at)
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return Run(start, Position(start + size), data, len(pieces), records)
+        self._held_bytes -= size
+        self._next = at
+        return Run(start, Position(start + size), pieces, records)
 
     def detach(self) -> None:
         """The session is over. What is held stays within its bounds until the next one joins."""

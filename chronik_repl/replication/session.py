@@ -11,6 +11,7 @@ Shipper, receiver and election all speak through `Connection`. What it promises:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,10 +22,9 @@ from chronik_repl.replication.messages import Feeder, Frames, Message, encode
 from chronik_repl.replication.network import Network, Stream
 from chronik_repl.wal.disk import Buffer
 
-RECEIVE_BYTES_MIN = 16 * 1024  # what is asked for grows while it is filled: a large buffer costs even when it is not
-RECEIVE_BYTES_MAX = 1024 * 1024
 LINK_BYTES_PER_S_MIN = 256 * 1024  # the slowest link that large frames are given time for
 HANDSHAKE_TIMEOUT_S = 5.0
+TOO_SILENT = "the peer said nothing whole for too long"
 
 Received = Message | Frames
 
@@ -38,9 +38,10 @@ class Connection:
         self._stream = stream
         self._feeder = Feeder(frame_bytes_max=0)
         self._timeout_s = HANDSHAKE_TIMEOUT_S
-        self._deadline = trio.current_time() + self._timeout_s
-        self._sending = trio.Lock()
-        self._receive_bytes = RECEIVE_BYTES_MIN
+        self._due_at = math.inf  # while someone receives: when a whole message must be there
+        self._watched = False  # by `watch`: no deadline is set for each call
+        self._turns = trio.Lock()  # of those who have to wait to send
+        self._stuck = 0  # how many they are
         self.closed = trio.Event()
         self.received_bytes = 0
         self.sent_bytes = 0
@@ -50,48 +51,95 @@ class Connection:
         """The handshake is done: frames may come, and silence is measured in heartbeats from here on."""
         self._feeder.frame_bytes_max = frame_bytes_max
         self._timeout_s = timeout_s
-        self._deadline = trio.current_time() + timeout_s
+
+    async def watch(self) -> None:
+        """Beside a session: raises ConnectionLost when a receive takes too long. One task that looks now and then costs
+        less than a deadline for every receive."""
+        self._watched = True
+        try:
+            while True:
+                now = trio.current_time()
+                due_at = self._due_at + self._allowance_s
+                if now >= due_at:
+                    raise ConnectionLost(TOO_SILENT)
+                await trio.sleep_until(min(due_at, now + self._timeout_s))  # no later one can be due before that
+        finally:
+            self._watched = False
+
+    @property
+    def _allowance_s(self) -> float:
+        return self._feeder.needed_bytes / LINK_BYTES_PER_S_MIN
 
     async def receive(self) -> Received:
         """The next message, or the next run of frames. Raises ConnectionLost at the end, or when it takes too long."""
-        while True:
-            event = self._feeder.next_event()
-            if event is not None:
-                self._deadline = trio.current_time() + self._timeout_s
-                return event
-            allowance_s = self._feeder.needed_bytes / LINK_BYTES_PER_S_MIN
-            try:
-                with trio.fail_at(self._deadline + allowance_s):
-                    data = await self._stream.receive_some(self._receive_bytes)
-            except trio.TooSlowError:
-                raise ConnectionLost("the peer said nothing whole for too long") from None
-            except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
-                raise _broken(error) from error
-            if not data:
-                raise ConnectionLost("the peer closed the connection")
-            if len(data) == self._receive_bytes:
-                self._receive_bytes = min(RECEIVE_BYTES_MAX, 2 * self._receive_bytes)
-            elif len(data) < self._receive_bytes // 4:
-                self._receive_bytes = max(RECEIVE_BYTES_MIN, self._receive_bytes // 2)
-            self.received_bytes += len(data)
-            self.last_received_at = trio.current_time()
-            self._feeder.feed(data)
+        feeder = self._feeder
+        event = feeder.next_event()
+        if event is None:
+            self._due_at = trio.current_time() + self._timeout_s
+            while event is None:
+                await self._receive_more(feeder)
+                event = feeder.next_event()
+            self._due_at = math.inf
+        return event
 
-    async def send(self, data: Buffer) -> None:
-        """All of it, or ConnectionLost."""
-        allowance_s = self._timeout_s + len(data) / LINK_BYTES_PER_S_MIN
+    async def _receive_more(self, feeder: Feeder) -> None:
+        room, missing = feeder.room(), feeder.needed_bytes - feeder.held_bytes
         try:
-            with trio.fail_after(allowance_s):
-                async with self._sending:
-                    await self._stream.send_all(data)
+            if self._watched:
+                size = await self._stream.receive_into(room, missing)
+            else:
+                with trio.fail_at(self._due_at + self._allowance_s):
+                    size = await self._stream.receive_into(room, missing)
+        except trio.TooSlowError:
+            raise ConnectionLost(TOO_SILENT) from None
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+            raise _broken(error) from error
+        if not size:
+            raise ConnectionLost("the peer closed the connection")
+        self.received_bytes += size
+        self.last_received_at = trio.current_time()
+        feeder.fed(size)
+
+    async def send(self, *pieces: Buffer) -> None:
+        """All of it, or ConnectionLost; nothing for one who was cancelled. Lets nobody else run where it need not
+        wait."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        size = sum(map(len, pieces))
+        try:
+            if self._stuck:
+                await self._send_in_turn(pieces, size)
+            elif not self._stream.send_now(*pieces):
+                await self._send_in_turn((), size)
         except trio.TooSlowError:
             raise ConnectionLost("the peer took nothing for too long") from None
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
             raise _broken(error) from error
-        self.sent_bytes += len(data)
+        self.sent_bytes += size
+
+    async def _send_in_turn(self, pieces: tuple[Buffer, ...], size: int) -> None:
+        self._stuck += 1
+        try:
+            with trio.fail_after(self._timeout_s + size / LINK_BYTES_PER_S_MIN):
+                async with self._turns:
+                    await self._stream.send_all(*pieces)
+        finally:
+            self._stuck -= 1
 
     async def say(self, message: Message) -> None:
         await self.send(encode(message))
+
+    def say_now(self, message: Message) -> bool:
+        """The same for those who cannot wait. False: it cannot be said now, and may be lost; say it, or something
+        newer, the other way, which also tells what is wrong."""
+        if self._stuck:
+            return False
+        data = encode(message)
+        try:
+            done = self._stream.send_now(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            return False  # whoever receives meets it too
+        self.sent_bytes += len(data)
+        return done
 
     async def aclose(self) -> None:
         """At once: nothing that matters is left to say when a session ends."""

@@ -3,7 +3,7 @@
 A `Link` lives as long as the leadership and knows one address. Its session runs two tasks. The sender is the only one
 that writes: frames first from the log's files, in large pieces and only below the leader's durable end (*catch-up*);
 once the position is in the ring's window, from the ring (*streaming*); back to the files when the ring has lapped it.
-Before each send it adds what else is due: the high watermark if it moved, a heartbeat if it is time. The reader takes
+Before each send it adds what else is due: the high watermark if it moved, heartbeats. The reader takes
 acks, compares the chain value of each with our own, and reports them upwards.
 
 Nothing here touches another link. A link that fails dials again: at once, then after 0.1 s, doubling, with jitter.
@@ -34,14 +34,14 @@ from chronik_repl.replication.messages import (
     encode,
 )
 from chronik_repl.replication.ring import Lapped, Ring
-from chronik_repl.replication.runs import PIECE_BYTES, Sent, check_frames, whole_frames
+from chronik_repl.replication.runs import PIECE_BYTES, check_frames, whole_frames
 from chronik_repl.replication.session import HANDSHAKE_TIMEOUT_S, Connection, Together, dial
 from chronik_repl.standing import FollowerState
 from chronik_repl.wal.changes import Member
 
 CHECKED_BYTES = 64 * 1024 * 1024
 FIRST_DELAY_S = 0.1
-WATERMARK_DELAY_S = 0.002  # how long a new high watermark may wait for frames to travel with
+TURN_BYTES = 1024 * 1024  # sent without waiting, before others get a turn
 
 
 class Leading(Protocol):
@@ -109,8 +109,8 @@ class Link:
         self._parked: trio.Event | None = None
         self._queue: deque[bytes] = deque()  # control messages that are due
         self._asked_again: deque[Position] = deque()  # segments
-        self._sent: Sent = Sent()
         self._watermark_told = (-1, 0)
+        self._watermark_due = False
         self._given_away: Connection | None = None  # a session's connection that is someone else's now
         self._scope = trio.CancelScope()
 
@@ -247,7 +247,6 @@ class Link:
         self.durable_end = Position(min(answer.durable_end, meeting.position))
         self._queue.clear()
         self._asked_again.clear()
-        self._sent = Sent()
         self._watermark_told = (-1, 0)
         await connection.say(
             Truncate(self._leading.epoch, meeting.position, checksum, meeting.anew, meeting.loss_accepted)
@@ -270,8 +269,10 @@ class Link:
             self._leading.meets(self)
             self._becomes("catch-up")
             async with Together() as tasks:
+                tasks.start(connection.watch)
                 tasks.start(self._read, connection)
                 tasks.start(self._send, connection, ring)
+                tasks.start(self._beat)
         finally:
             self._log.listeners.remove(on_append)
             self.ring_drops += ring.laps
@@ -279,55 +280,47 @@ class Link:
     # Sending
 
     async def _send(self, connection: Connection, ring: Ring) -> None:
-        interval_s = self._local.settings.replication_heartbeat_interval_secs
-        heartbeat_at = trio.current_time()
+        unbroken_bytes = 0  # sent since others had a turn
         while True:
-            data = await self._next_data(ring)
-            if not data and self._watermark_alone():
-                with trio.move_on_after(WATERMARK_DELAY_S):  # frames may come, and take it along
-                    parked = self._parked = trio.Event()
-                    await parked.wait()
-                self._parked = None
-                data = await self._next_data(ring)
+            frames, size = await self._next_data(ring)
             assert self.identity is not None
             if not epochs.may_ship(self._log.state.membership, self.identity, asked_for=self.listed):
                 raise ProtocolError(f"node {self.node_id} was removed from the cluster")
-            out = self._due()
-            now = trio.current_time()
-            if now >= heartbeat_at:
-                heartbeat_at = now + interval_s
-                out.append(encode(self._heartbeat()))
-            if data:
-                out.append(data)
-            if out:
-                await connection.send(out[0] if len(out) == 1 else b"".join(out))
-                self.sent_bytes += len(data)
-                continue
-            if self._asked_again:
+            out = self._due(with_frames=size > 0)
+            if out or size:
+                await connection.send(*out, *frames)
+                self.sent_bytes += size
+                unbroken_bytes += size
+                if unbroken_bytes < TURN_BYTES:
+                    continue
+                await trio.lowlevel.checkpoint()
+            elif self._asked_again:
                 await self._send_again(connection, self._asked_again.popleft())
-                continue
-            parked = self._parked = trio.Event()
-            if ring.attached or self._position >= self._log.durable.value:
-                with trio.move_on_at(heartbeat_at):
-                    await parked.wait()
-            self._parked = None
+            elif ring.attached or self._position >= self._log.durable.value:
+                parked = self._parked = trio.Event()
+                await parked.wait()
+            unbroken_bytes = 0
 
-    def _watermark_alone(self) -> bool:
-        """Is the high watermark all that there is to say?"""
-        return (
-            not self._queue
-            and not self._asked_again
-            and self._log.committed.value != self._watermark_told[0]
-            and not self._leading.drained
-        )
+    async def _beat(self) -> None:
+        while True:
+            self._queue.append(encode(self._heartbeat()))
+            self.wake()
+            await trio.sleep(self._local.settings.replication_heartbeat_interval_secs)
 
-    def _due(self) -> list[bytes]:
-        """Control messages that go before the next frames."""
+    def tell_watermark(self) -> None:
+        """It moved a while ago, and no frames took it along."""
+        if self._log.committed.value != self._watermark_told[0]:
+            self._watermark_due = True
+            self.wake()
+
+    def _due(self, *, with_frames: bool) -> list[bytes]:
+        """Control messages that go before the next frames. The high watermark waits a moment for frames to go with."""
         out = list(self._queue)
         self._queue.clear()
         watermark = (self._log.committed.value, self._leading.drained)
-        if watermark != self._watermark_told:
+        if watermark != self._watermark_told and (with_frames or out or self._watermark_due or watermark[1]):
             self._watermark_told = watermark
+            self._watermark_due = False
             out.append(encode(Committed(*watermark)))
         return out
 
@@ -335,25 +328,24 @@ class Link:
         log = self._log
         return Heartbeat(self._local.now_ms(), log.committed.value, log.end, self._leading.drained, log.start)
 
-    async def _next_data(self, ring: Ring) -> bytes:
-        """The frames that come next, whole ones; b"" when there is nothing now."""
+    async def _next_data(self, ring: Ring) -> tuple[list[bytes], int]:
+        """The frames that come next, whole ones, and their size; none when there is nothing now."""
         if ring.attached:
             taken = ring.take(PIECE_BYTES)
             if taken is None:
-                return b""
+                return [], 0
             if not isinstance(taken, Lapped):
                 assert taken.position == self._position
                 self._position = taken.end
-                self._sent.add(taken.position, taken.data)
-                return taken.data
+                return taken.frames, taken.end - taken.position
             self._becomes("catch-up", "the ring overflowed")
         if self._join(ring):
             return await self._next_data(ring)
         piece = await self._piece()
+        if not piece:
+            return [], 0
         self._position = Position(self._position + len(piece))
-        if piece:
-            self._sent.add(Position(self._position - len(piece)), piece)
-        return piece
+        return [piece], len(piece)
 
     def _join(self, ring: Ring) -> bool:
         """Is the position in the ring's window, or at the very end?"""
@@ -427,9 +419,7 @@ class Link:
         if position > self._position:
             raise ProtocolError(f"an ack for position {position}, and only {self._position} was sent")
         if position >= log.start:  # below it there is nothing left to compare with
-            ours = self._sent.checksum_at(position)
-            if ours is None:
-                ours = await log.checksum_at(position)
+            ours = await log.checksum_at(position)
             difference = epochs.parity(position, checksum, ours)
             if difference:
                 self._diverges(difference)

@@ -20,6 +20,7 @@ import trio
 from chronik_repl.addresses import is_wildcard, join_address, split_address
 from chronik_repl.errors import ConfigError
 from chronik_repl.replication.network import Stream
+from chronik_repl.replication.streams import TcpStream
 from chronik_repl.replication.tls import TlsStream
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -60,18 +61,17 @@ class TcpNetwork:
 
     async def dial(self, address: str) -> Stream:
         host, port = split_address(address)
-        stream = await trio.open_tcp_stream(host, port)
-        _tune(stream.socket)
+        stream = _tuned(await trio.open_tcp_stream(host, port))
         if self._client_tls is None:
             return stream
         secured = TlsStream(stream, self._client_tls)
         try:
             await secured.do_handshake()
         except trio.BrokenResourceError as error:
-            await trio.aclose_forcefully(stream)
+            stream.close()
             raise OSError(f"TLS with {address} failed: {error.__cause__ or error}") from error
         except BaseException:
-            await trio.aclose_forcefully(stream)
+            stream.close()
             raise
         return secured
 
@@ -90,25 +90,25 @@ class TcpNetwork:
         bound = listeners[0].socket.getsockname()
         room = trio.CapacityLimiter(CONNECTIONS_MAX)
 
-        async def serve(stream: trio.SocketStream) -> None:
+        async def serve(accepted: trio.SocketStream) -> None:
+            stream = _tuned(accepted)
             try:
                 room.acquire_on_behalf_of_nowait(stream)
             except trio.WouldBlock:
-                await trio.aclose_forcefully(stream)
+                stream.close()
                 return
             try:
-                _tune(stream.socket)
                 await self._serve(stream, handler)
             finally:
                 room.release_on_behalf_of(stream)
-                await trio.aclose_forcefully(stream)
+                stream.close()
 
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, serve, listeners)
             # Others cannot dial a wildcard: tell them this machine's name.
             task_status.started(join_address(socket.gethostname() if is_wildcard(host) else host, bound[1]))
 
-    async def _serve(self, stream: trio.SocketStream, handler: Callable[[Stream], Awaitable[object]]) -> None:
+    async def _serve(self, stream: TcpStream, handler: Callable[[Stream], Awaitable[object]]) -> None:
         served: Stream = stream
         if self._server_tls is not None:
             secured = TlsStream(stream, self._server_tls, server_side=True)
@@ -126,8 +126,12 @@ class TcpNetwork:
             await handler(served)
 
 
-def _tune(sock: trio.socket.SocketType) -> None:
+def _tuned(accepted: trio.SocketStream) -> TcpStream:
+    """The same connection, for large sends and receives."""
+    sock = socket.socket(fileno=accepted.socket.detach())
+    sock.setblocking(False)
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+    return TcpStream(sock)

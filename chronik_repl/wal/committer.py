@@ -81,7 +81,7 @@ class Committer:
         self._stale = trio.Event()
         self._spare_wanted = trio.Event()
         self._spare_ready: trio.Event | None = None
-        self._spare_hurry = trio.Event()  # someone waits for it
+        self._spare_enough = trio.Event()  # it is needed now, as it is
         self._spare_exists = False
         self._making = False
         self._space_checked_s = -1.0
@@ -160,8 +160,6 @@ class Committer:
         finally:
             self._outstanding -= 1
             self._others.unpark_all()
-        if self._spare_ready is not None and group.end - segment.start > self._settings.segment_bytes // 2:
-            self._spare_hurry.set()  # half full: the next one will be needed soon
         now = trio.current_time()
         stats = self._stats
         stats.groups_committed += 1
@@ -208,7 +206,9 @@ class Committer:
 
     async def _make(self, segment: Segment) -> File:
         if self._spare_ready is not None and self.current is not None:
-            self._spare_hurry.set()
+            # A load that is faster than the filling does better without it: the device has half the work then. Only
+            # small groups lose by it, and those are slow enough for the filling.
+            self._spare_enough.set()
             await self._spare_ready.wait()
         self._making = True  # from here on the spare is this segment's, until it has another name
         try:
@@ -295,9 +295,9 @@ class Committer:
             room = self._disk.free_bytes() - size >= self._settings.min_free_bytes
             if room and not self._spare_exists and not self._making:
                 ready = self._spare_ready = trio.Event()
-                self._spare_hurry = trio.Event()
+                self._spare_enough = trio.Event()
                 try:
-                    await self._disk.preallocate(SPARE, size, hurry=self._spare_hurry)
+                    await self._disk.preallocate(SPARE, size, enough=self._spare_enough)
                     self._spare_exists = True
                 except DiskFull:
                     self.full = True

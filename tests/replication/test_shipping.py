@@ -15,6 +15,7 @@ from chronik_repl import leader as leader_module
 from chronik_repl.config import Settings
 from chronik_repl.errors import NotLeader
 from chronik_repl.positions import Position
+from chronik_repl.replication.streams import TcpStream
 from chronik_repl.standing import FollowerStatus
 from tests.replication.cluster import Cluster, Running, produce, produced, running_cluster, until
 from tests.replication.proxy import Wire
@@ -226,7 +227,7 @@ async def test_kf36_small_sends_do_not_meet_nagle(tmp_path: Path) -> None:
         session = cluster.nodes[2].up._receiver.session
         assert session is not None
         stream = session.connection._stream
-        assert isinstance(stream, trio.SocketStream)
+        assert isinstance(stream, TcpStream)
         assert stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
@@ -258,6 +259,7 @@ async def test_removed_member_is_shipped_nothing_more(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         leader = await cluster.leader_and(2)
         removed = cluster.nodes[3]
+        await cluster.same_logs()  # its own addition may still be on the way
         end = removed.up.log.end
         await leader.up.command({"command": "members-remove", "node_id": 3}, print)
         produce(leader, b"not for 3")
