@@ -141,7 +141,7 @@ class SimStream:
                         return self._take(pipe, data, max_bytes)
             elif pipe.broken:
                 raise trio.BrokenResourceError(pipe.broken)
-            elif pipe.ended:
+            elif pipe.ended and not self._fabric.is_cut(pipe.source, pipe.target):
                 return b""
             await self._clock.wait(wait_until, pipe.waiting)
 
@@ -178,7 +178,10 @@ class SimStream:
             self._outgoing._sniffer = None
         else:
             self._outgoing.ended = True
-            self._incoming.break_off("reset by peer")
+            if self._fabric.is_cut(self._here, self._incoming.source):
+                self._incoming.deaf = True  # nobody hears of it while that way is cut
+            else:
+                self._incoming.break_off("reset by peer")
         self._outgoing.wake()
         self._incoming.wake()
 
