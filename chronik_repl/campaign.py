@@ -13,6 +13,7 @@ The judging is in epochs.py. An empty node that was started to lead founds a clu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import trio
@@ -23,7 +24,7 @@ from chronik_repl.replication import election, epochs
 from chronik_repl.replication.local import Local, answered
 from chronik_repl.replication.messages import Answer
 from chronik_repl.replication.receiver import Promiser, Receiver
-from chronik_repl.replication.session import Connection
+from chronik_repl.replication.session import Connection, ConnectionLost
 from chronik_repl.wal.changes import MembersChanged
 
 DRAIN_TIMEOUT_S = 10.0
@@ -135,8 +136,19 @@ class Campaign:
         if session is None:
             return None
         say(f"draining node {session.leader.node_id}")
+        drained = False
         with trio.move_on_after(DRAIN_TIMEOUT_S) as scope:
-            await session.drain_leader()
-        if scope.cancelled_caught:
-            say("it did not drain in time: going on without that")
+            async with trio.open_nursery() as nursery:
+
+                async def watch() -> None:
+                    await session.connection.closed.wait()
+                    scope.cancel()
+
+                nursery.start_soon(watch)
+                with suppress(ConnectionLost):  # it died just now
+                    await session.drain_leader()
+                    drained = True
+                nursery.cancel_scope.cancel()
+        if not drained:
+            say("it is gone, or did not drain in time: going on without that")
         return await self._receiver.surrender()

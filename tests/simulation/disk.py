@@ -172,7 +172,7 @@ class SimDisk:
         entries = self.medium.folders.get(folder)
         return {n: len(self.medium.inodes[inode].seen) for n, inode in entries.seen.items()} if entries else {}
 
-    async def preallocate(self, name: str, size: int, *, hurry: trio.Event | None = None) -> None:
+    async def preallocate(self, name: str, size: int, *, enough: trio.Event | None = None) -> None:
         self._check()
         await self._call()
         if size > self.free_bytes():
@@ -184,6 +184,8 @@ class SimDisk:
         for at in range(0, size, step):
             await self._finish(lambda at=at: self._write(inode, name, at, bytes(min(step, size - at))))  # type: ignore[misc]
             await self._finish(lambda: self._sync(inode, name))
+            if enough is not None and enough.is_set():
+                return
 
     async def zero(self, file: File, start: int, end: int) -> None:
         assert isinstance(file, SimFile)

@@ -248,7 +248,7 @@ class Judge:
         for other in self.watched:  # the leader's own high watermark may move after its followers are cut
             for entry in other.node.log.state.history if other.node is not None else ():
                 if entry.accept_loss and entry.epoch not in self.lossy:
-                    self._lose(other, entry)
+                    self._lose(next(m for m in self.watched if m.node_id == entry.leader), entry)
         if machine.excused_to is not None and not any(entry.epoch in self.lossy for entry in history):
             return  # it has not heard of the loss yet
         if now < before:

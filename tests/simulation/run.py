@@ -10,6 +10,7 @@ import gc
 import random
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import structlog
@@ -26,6 +27,7 @@ from tests.simulation.judge import Judge
 from tests.simulation.story import Story
 
 HANDSHAKE_S = 1.0
+DRAIN_S = 2.0
 
 # Heartbeats are twenty times as fast as by default, and so is what has no variable: else a partition is over before a
 # promotion has given up on those behind it. And chance is the seed's.
@@ -33,10 +35,13 @@ SCALED: tuple[tuple[Any, str, Any], ...] = (
     (session, "HANDSHAKE_TIMEOUT_S", HANDSHAKE_S),
     (election, "HANDSHAKE_TIMEOUT_S", HANDSHAKE_S),
     (shipper, "HANDSHAKE_TIMEOUT_S", HANDSHAKE_S),
-    (campaign, "DRAIN_TIMEOUT_S", 2.0),
+    (campaign, "DRAIN_TIMEOUT_S", DRAIN_S),
     (leader, "DRAIN_TIMEOUT_S", 3.0),
     (producer_ids, "uuid4", lambda: random.getrandbits(64)),
 )
+
+
+Teller = Callable[[int, Judge], Story]
 
 
 class Outcome(NamedTuple):
@@ -65,13 +70,15 @@ class Watching(trio.abc.Instrument):
         self._look()
 
 
-def simulate(seed: int, *, bug: str | None = None, lines: int = 400, always_transcript: bool = False) -> Outcome:
+def simulate(
+    seed: int, *, bug: str | None = None, lines: int = 400, always_transcript: bool = False, tells: Teller = Story
+) -> Outcome:
     """The story of this seed, with one bug planted if asked for."""
     with planted((*SCALED, *(BUGS[bug].patches if bug else ()))):
-        return _simulate(seed, bug, lines, always_transcript)
+        return _simulate(seed, bug, lines, always_transcript, tells)
 
 
-def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool) -> Outcome:
+def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool, tells: Teller) -> Outcome:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     judge = Judge()
     began = time.process_time()
@@ -80,7 +87,7 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool) -
 
     async def main() -> None:
         nonlocal simulated_s
-        story = Story(seed, judge)
+        story = tells(seed, judge)
         stories.append(story)
         try:
             with trio.fail_after(3000):
