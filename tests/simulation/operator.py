@@ -67,11 +67,12 @@ class Operator(Workload):
         return "; ".join(said)
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        with trio.move_on_after(timeout_s):
-            while not condition():
-                await trio.sleep(0.05)
-            return True
-        return False
+        deadline = self._clock.now + timeout_s
+        while not condition():
+            if self._clock.now >= deadline:
+                return False
+            await self._nap(0.05)
+        return True
 
     def _in_session(self) -> set[str]:
         """Who follows the leader, and holds what it holds."""

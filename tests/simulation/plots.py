@@ -27,7 +27,7 @@ class Plots(Troubles):
             *super().kinds(),
             (12, self._split),
             (4, self._stillborn),
-            (4, self._several_at_once),
+            (6, self._several_at_once),
             (3, self._change_in_flight),
             (1, self._accept_loss),
             (5 if sync else 0, self._wiped_voter),
@@ -97,7 +97,7 @@ class Plots(Troubles):
         elif shape == "candidate alone":
             here, there = [leading, *others[1:]], [candidate]
         with self._apart(here, there, both=chance.random() < 0.8):
-            await trio.sleep(chance.choice((0.0, 0.1, 2.0)))
+            await self._nap(chance.choice((0.0, 0.1, 2.0)))
             await self._write(leading, chance.choice((1, 4, 12)))
             fate = ""
             if chance.random() < 0.4:
@@ -126,7 +126,7 @@ class Plots(Troubles):
             return f"{first.name} could not be promoted"
         everyone = [m for m in self.cluster.machines.values() if m is not first]
         with self._apart([first], everyone):
-            await trio.sleep(self.rng.choice((0.0, 0.0005, 0.002)))
+            await self._nap(self.rng.choice((0.0, 0.0005, 0.002)))
             fate = ""
             if self.rng.random() < 0.5:
                 fate = self._end(first, self.rng.choice((0.1, 2.0)))
@@ -139,11 +139,12 @@ class Plots(Troubles):
         return f"{first.name} begins to lead and {fate or 'is cut off'}"
 
     async def _several_at_once(self) -> str:
-        """The leader dies, and several operators promote at the same time."""
+        """Several operators promote at the same time. Where there are others to be asked, the leader is dead."""
         if (cast := self._cast()) is None:
             return ""
         leading, others = cast
-        fate = self._end(leading, self.rng.choice((1.0, 3.0))) if self.rng.random() < 0.7 else "lives on"
+        dies = self.rng.random() < (0.7 if len(others) > 2 else 0.2)
+        fate = self._end(leading, self.rng.choice((1.0, 3.0))) if dies else "lives on"
         async with trio.open_nursery() as nursery:
             for machine in others[: self.rng.randrange(2, len(others) + 1)]:
                 nursery.start_soon(lambda machine=machine: self._promote_one(machine, accept_loss=False))  # type: ignore[misc]
@@ -170,7 +171,7 @@ class Plots(Troubles):
         apart = [candidate] if self.rng.random() < 0.5 else [m for m in cast[1] if m is not other]
         with self._apart([leading], apart):
             self._nursery.start_soon(change)
-            await trio.sleep(self.rng.choice((0.0, 0.0005, 0.001, 0.01, 0.1)))
+            await self._nap(self.rng.choice((0.0, 0.0005, 0.001, 0.01, 0.1)))
             await self._write(leading, 3)
             fate = self._end(leading, self.rng.choice((0.5, 3.0))) if self.rng.random() < 0.6 else "lives on"
             await self._promote_one(candidate, accept_loss=False)
@@ -230,7 +231,7 @@ class Plots(Troubles):
             return ""
         with self._apart([leading], [m for m in self.cluster.machines.values() if m is not leading]):
             fate = self._end(leading, 0.1)
-            await trio.sleep(0.5)
+            await self._nap(0.5)
             await self._write(candidate, 4)
             await self._wait_until(lambda: leading.leads, 3)
             await self._write(leading, 2)
@@ -259,7 +260,7 @@ class Plots(Troubles):
         while len(self._in_session()) < self.size.nodes - 1 and not self.judge.verdicts:
             await self._operate()
             await self._invite()
-            await trio.sleep(0.1)
+            await self._nap(0.1)
             if trio.current_time() > deadline:
                 self.judge.broken(f"not whole {WHOLE_S:.0f} s after an accepted loss: {self._standing()}")
         for machine in self.cluster.machines.values():

@@ -96,6 +96,8 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool, t
             simulated_s = trio.current_time()
 
     collects = gc.isenabled()
+    if collects:
+        gc.freeze()  # what was imported is not looked at again
     gc.disable()  # a story is short, and leaves few cycles: once afterwards is enough
     deterministic, shuffler = trio_run._ALLOW_DETERMINISTIC_SCHEDULING, trio_run._r
     global_state = random.getstate()

@@ -39,7 +39,7 @@ class Scene(Story):
             await self.write("n1", 3)
             assert await self._wait_until(self.whole, 20)
             await self._act.play(self)
-            self._troubled = False
+            self._calm_down()
             if not self.judge.verdicts:
                 await self._calm()
             nursery.cancel_scope.cancel()
@@ -125,15 +125,19 @@ async def lagging_high_watermark(scene: Scene) -> None:
 
 
 async def unknown_epoch(scene: Scene) -> None:
-    """n2 begins epoch 2 and nobody hears of it; n3 leads epoch 3; n2 comes back."""
-    scene.kill("n1", 8.0)
+    """n2 begins epoch 2 and nobody hears of it; another leads epoch 3; n2 comes back."""
+    scene.kill("n1", 4.0)
     await scene.begins("n2")
     scene.cut("n2", "n1 n3")
+    assert await scene._wait_until(lambda: scene.at("n2").leads, 1)
     await scene.write("n2", 3, everyone=False)
-    scene.kill("n2", 6.0)
+    scene.kill("n2", 8.0)
     await scene.back("n1")
     await scene.promote("n3")
-    await scene.write("n3", 4)
+    assert await scene._wait_until(lambda: scene.cluster.leader() is not None, 5)
+    leading = scene.cluster.leader()
+    assert leading is not None
+    await scene.write(leading.name, 4)
     await scene.back("n2")
 
 
@@ -245,7 +249,10 @@ async def old_frames(scene: Scene) -> None:
     await scene.write("n1", 6, everyone=False)
     scene.kill("n1", 6.0)
     scene.heal()
+    scene.at("n3").disk.slowness = 50.0
+    scene._slow_disk["n3"] = 1e9
     await scene.promote("n2")
+    await scene.silence()
 
 
 async def shown_before_the_cut(scene: Scene) -> None:

@@ -29,10 +29,10 @@ class Story(Plots):
             await self._trouble()
             while self.appended < APPENDS_MIN and not self.judge.verdicts:
                 await self._operate()
-                await trio.sleep(0.05)
+                await self._nap(0.05)
                 if trio.current_time() > SIMULATED_S_MAX:
                     self.judge.broken(f"{self.appended} appends in {SIMULATED_S_MAX:.0f} s: {self._standing()}")
-            self._troubled = False
+            self._calm_down()
             if not self.judge.verdicts:
                 await self._calm()
             nursery.cancel_scope.cancel()
@@ -60,7 +60,7 @@ class Story(Plots):
             if leading is not None and leading.rotten and not self._whole(leading):  # only a follower can be mended
                 sound = [m for m in cluster.machines.values() if not m.rotten and m.node is not None]
                 await self._promote_one(self.rng.choice(sound), accept_loss=False)
-            await trio.sleep(0.1)
+            await self._nap(0.1)
             if trio.current_time() > deadline:
                 judge.broken(f"the cluster is not whole {CALM_S:.0f} s after the last trouble: {self._standing()}")
                 return

@@ -21,7 +21,7 @@ class Troubles(Operator):
         await self._wait_until(lambda: len(self._in_session()) == self.size.nodes - 1, 20)
         kinds = self.kinds()
         while len(self.troubles) < self.size.troubles and not self.judge.verdicts:
-            await trio.sleep(self.rng.expovariate(1 / 0.15))
+            await self._nap(self.rng.expovariate(1 / 0.15))
             (make,) = self.rng.choices([make for _, make in kinds], [weight for weight, _ in kinds])
             done = await make()
             if done:
@@ -117,9 +117,7 @@ class Troubles(Operator):
         boots = machine.boots
 
         async def wait() -> None:
-            with trio.move_on_after(after_s):
-                while self._troubled:
-                    await trio.sleep(0.1)
+            await self._nap_or_calm(after_s)
             if always or (machine.boots == boots and machine.running):
                 action(machine)
 
@@ -139,9 +137,7 @@ class Troubles(Operator):
             fabric.cut(*way)
 
         async def heal() -> None:
-            with trio.move_on_after(for_s):
-                while self._troubled:
-                    await trio.sleep(0.1)
+            await self._nap_or_calm(for_s)
             for way in ways:
                 fabric.heal(*way)
 
@@ -161,7 +157,7 @@ class Troubles(Operator):
         for_s = self.rng.choice((1.0, 3.0, 6.0))
         self._cut_for(for_s, ways)
         if self.rng.random() < 0.8:
-            await trio.sleep(self.rng.choice((0.0, 0.1, 2.0)))
+            await self._nap(self.rng.choice((0.0, 0.1, 2.0)))
             await self._promote_one(self.rng.choice(cut_off), accept_loss=False)
         return f"{leading.name} is cut off from {', '.join(m.name for m in cut_off)} for {for_s} s"
 
@@ -175,7 +171,7 @@ class Troubles(Operator):
         delay_s = self.rng.choice((0.01, 0.1, 0.7))
         self.cluster.fabric.slow[one, other] = delay_s
         if self.rng.random() < 0.5:
-            await trio.sleep(self.rng.uniform(0, 1))
+            await self._nap(self.rng.uniform(0, 1))
             self.cluster.fabric.slow.pop((one, other), None)
         return f"the link from {one} to {other} is {delay_s} s slow"
 
@@ -262,7 +258,7 @@ class Troubles(Operator):
             return ""
         for _ in range(self.rng.choice((0, 2, 8))):
             self._nursery.start_soon(self._append, self.rng.randrange(IDEMPOTENT, PRODUCERS), leading)
-        await trio.sleep(self.rng.choice((0.0, 0.0003, 0.0006, 0.001, 0.002, 0.01)))
+        await self._nap(self.rng.choice((0.0, 0.0003, 0.0006, 0.001, 0.002, 0.01)))
         self._start(leading, self.rng.choice((0.0, 0.3, 1.0, 4.0)))
         if self.rng.random() < 0.5:
             leading.power_cut()

@@ -12,6 +12,7 @@ from chronik_repl.kafka import producers
 from chronik_repl.positions import Offset, Position
 from chronik_repl.wal.changes import TopicMade
 from chronik_repl.wal.state import BATCH
+from tests.simulation.clock import Timer, ring_all
 from tests.simulation.cluster import CAPACITY_BYTES, Cluster, Killed, Machine
 from tests.simulation.judge import Acked, Judge
 
@@ -50,6 +51,8 @@ class Workload:
         if not self.size.receiver_on_first:
             self.cluster.variables(self.cluster.machines["n1"], wal_receiver_enabled=False)
         self.rng = self.cluster.rng
+        self._clock = self.cluster.fabric.clock
+        self._resting: dict[Timer, None] = {}  # those whose sleep ends when the troubles do
         self.appended = 0
         self.refused = 0
         self.reads = 0
@@ -63,6 +66,19 @@ class Workload:
         self._slow_disk: dict[str, float] = {}  # until when an append there may take long
         self._nursery: trio.Nursery | None = None
 
+    async def _nap(self, seconds: float) -> None:
+        """As trio.sleep, for less."""
+        await self._clock.wait(self._clock.now + seconds)
+
+    async def _nap_or_calm(self, seconds: float) -> None:
+        """Or until all troubles are over."""
+        if self._troubled:
+            await self._clock.wait(self._clock.now + seconds, self._resting)
+
+    def _calm_down(self) -> None:
+        self._troubled = False
+        ring_all(self._resting)
+
     # ── machines ──
 
     def _start(self, machine: Machine, after_s: float) -> None:
@@ -71,7 +87,7 @@ class Workload:
 
     async def _keep_running(self, machine: Machine) -> None:
         """Processes one after another; where one ends by itself, the operator looks at why."""
-        await trio.sleep(self.rng.uniform(0, 0.2))
+        await self._nap(self.rng.uniform(0, 0.2))
         while True:
             await machine.run()
             why = machine.why_ended
@@ -86,7 +102,7 @@ class Workload:
             elif why.startswith("DiskFailed"):
                 machine.disk.capacity_bytes = CAPACITY_BYTES
             self._busy.add(machine.name)
-            await trio.sleep(self._down_for.pop(machine.name, self.rng.uniform(0.01, 0.5)))
+            await self._nap(self._down_for.pop(machine.name, self.rng.uniform(0.01, 0.5)))
             self._busy.discard(machine.name)
             if machine.name in self._to_wipe:
                 self._to_wipe.discard(machine.name)
@@ -102,7 +118,7 @@ class Workload:
                         node.log.append_change(TopicMade(TOPIC, PARTITIONS))
                     except ChronikError:
                         continue
-            await trio.sleep(0.05)
+            await self._nap(0.2)
 
     # ── producers and readers ──
 
@@ -114,12 +130,12 @@ class Workload:
             if not self._troubled:
                 return
             if not ready or self.appended >= self._allowance():
-                await trio.sleep(0.04)
+                await self._nap(0.08)
                 continue
             machine = self.rng.choice(ready)
             for _ in range(self.rng.choice((1, 1, 1, 3))):
                 await self._append(producer, machine)
-            await trio.sleep(pace_s * self.rng.uniform(0.2, 2))
+            await self._nap(pace_s * self.rng.uniform(0.2, 2))
 
     def _allowance(self) -> int:
         """Appends are spread over the troubles, so that each meets some."""
@@ -153,7 +169,7 @@ class Workload:
             return
         except (NotLeader, DiskFull, OutOfRange, DiskFailed, Killed):
             self.refused += 1
-            await trio.sleep(0.01)
+            await self._nap(0.01)
             return
         if self._still(machine, boots, epoch):
             self.judge.ack(
@@ -177,14 +193,14 @@ class Workload:
         pending: list[tuple[int, int, bytes]] = []  # ident, sequence, batch
         sequence = acked_end = 0
         while self._troubled or pending:
-            if producer_id is None or (pending and self.rng.random() < 0.01):  # or it gives up: another id
+            if producer_id is None or (pending and self.rng.random() < 0.03):  # or it gives up: another id
                 pending, sequence = [], 0
                 producer_id = await self._take_id()
-                await trio.sleep(0.02)
+                await self._nap(0.02)
                 continue
             ready = [m for m in self.cluster.accepting() if not m.frozen]
             if not ready or (not pending and self.appended >= self._allowance()):
-                await trio.sleep(0.04)
+                await self._nap(0.08)
                 continue
             for _ in range(0 if pending else self.rng.choice((1, 1, 2, 3))):
                 ident = self._ident()
@@ -194,7 +210,7 @@ class Workload:
             done, end = await self._send(producer, producer_id, machine, pending, acked_end)
             acked_end = max(acked_end, end)
             del pending[:done]
-            await trio.sleep(pace_s * self.rng.uniform(0.2, 2) if done else self.rng.choice((0.005, 0.05, 0.2)))
+            await self._nap(pace_s * self.rng.uniform(0.2, 2) if done else self.rng.choice((0.005, 0.05, 0.2)))
 
     async def _send(
         self, producer: int, producer_id: int, machine: Machine, pending: list[tuple[int, int, bytes]], acked_end: int
@@ -233,6 +249,9 @@ class Workload:
             return 0, 0
         if scope.cancelled_caught or not places or not self._still(machine, boots, epoch):
             return 0, 0
+        if self.rng.random() < 0.05:  # the answer is lost on its way, and all of them come again
+            self.judge.note("unheard", machine.name, [ident for ident, _, _ in places])
+            return 0, 0
         for ident, position, end in places:
             self.judge.ack(machine, Acked(ident, producer, machine.name, epoch, position, end, True))
         return len(places), places[-1][2]
@@ -262,7 +281,7 @@ class Workload:
     async def _consume(self) -> None:
         """Reads anywhere: only what is committed, and exactly that."""
         while True:
-            await trio.sleep(self.rng.uniform(0.02, 0.2) if self._troubled else 1.0)
+            await self._nap(self.rng.uniform(0.05, 0.3) if self._troubled else 1.0)
             machine = self.rng.choice(list(self.cluster.machines.values()))
             node = machine.node
             if node is None or machine.frozen or not node.serving or TOPIC not in node.log.state.topics:
