@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+import pytest
 import trio
 
+from chronik_repl.errors import Refused
 from tests.simulation.cluster import Cluster, Machine
 from tests.simulation.judge import Judge
 from tests.simulation.run import DRAIN_S, HANDSHAKE_S
@@ -311,6 +313,33 @@ async def dies_while_it_drains(scene: Scene) -> None:
     assert await scene._wait_until(lambda: scene.at("n3").leads, DRAIN_S / 2)
 
 
+async def promise_in_the_page_cache(scene: Scene) -> None:
+    """n3 promises n2 an epoch and the folder's sync fails: its process ends, and the next one reads the promise from
+    the page cache. It must be on the disk before anyone hears of it."""
+    await scene.silence()
+    scene.at("n3").disk.fail_sync_in(2)  # the file's own sync is the first
+    scene._ends("n3", 0.1)
+    await scene.promote("n2")
+    await scene.back("n3")
+    await scene.silence()
+
+
+async def removal_that_could_not_be_committed(scene: Scene) -> None:
+    """The only follower that is there is to be removed. That could never be committed, and would stand in the way of
+    every later change."""
+    for name in ("n3", "n4"):
+        scene.kill(name, 6.0)
+    await scene.silence()
+    node = scene.at("n1").node
+    assert node is not None
+    with pytest.raises(Refused, match="could not be committed"):
+        await node.command({"command": "members-remove", "node_id": 2}, lambda text: None)
+    await scene.back("n4")
+    await scene.silence()
+    with trio.fail_after(5):
+        await node.command({"command": "members-remove", "node_id": 2}, lambda text: None)
+
+
 ACTS: dict[str, Act] = {
     "kf1": Act(lagging_high_watermark, "truncate-to-high-watermark"),
     "kf2": Act(unknown_epoch, "guess-unknown-epoch"),
@@ -334,4 +363,6 @@ ACTS: dict[str, Act] = {
 # Without a rule to plant out: these were bugs, and are tests now.
 SHORT: dict[str, Act] = {
     "dies-while-it-drains": Act(dies_while_it_drains, ""),
+    "promise-in-the-page-cache": Act(promise_in_the_page_cache, ""),
+    "removal-that-could-not-be-committed": Act(removal_that_could_not_be_committed, "", 4),
 }
