@@ -33,12 +33,13 @@ T = TypeVar("T")
 IOV_MAX = 1024  # buffers that one pwritev takes
 FILL_STEP = 1024 * 1024  # of zeros; of a fill that is paced a quarter: groups wait behind its syncs
 SMALL_READ = 256 * 1024
-SWITCH_INTERVAL_S = 0.00005
+SWITCH_INTERVAL_S = 0.00001
 _ZEROS = memoryview(bytes(FILL_STEP))
 # As os.eventfd_write, but it keeps the interpreter: the event loop that it wakes must not take it away before this
 # thread is in its next system call, which is the sync that the device waits for.
 _ring = ctypes.PyDLL(None).eventfd_write
 _ring.argtypes = (ctypes.c_int, ctypes.c_uint64)
+PR_SET_TIMERSLACK = 29
 
 
 class RealDisk:
@@ -214,6 +215,8 @@ class RealDisk:
         """The committer thread. Where a second job waits already, the first one's task is told only when the second is
         written and its sync begins: so the event loop works while the device does, and not while this thread needs the
         interpreter for its writes."""
+        # Without this the switch interval is 50 µs longer than it says, for this thread.
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         jobs = self._jobs
         done: _Job | None = None  # and not told yet
         while True:
@@ -252,20 +255,17 @@ class RealDisk:
 
     # Everything else that changes something
 
-    async def preallocate(self, name: str, size: int, *, hurry: trio.Event | None = None) -> None:
+    async def preallocate(self, name: str, size: int, *, enough: trio.Event | None = None) -> None:
         self._check()
-        hurry = trio.Event() if hurry is None else hurry
+        enough = trio.Event() if enough is None else enough
         fd = await self._change("fill", name, self._start_fill, name, size)
         fill = _Fill(fd, size, self._fill_pace)
 
         async def pass_on() -> None:
             try:
-                await hurry.wait()
-                fill.pace = 0
-            except trio.Cancelled:
-                fill.stopped = True
-                raise
+                await enough.wait()
             finally:
+                fill.stopped = True
                 fill.rest_over.set()
 
         try:

@@ -58,9 +58,10 @@ class Disk(Protocol):
     async def list(self, folder: str) -> dict[str, int]:
         """File name → size; {} for a folder that is not there. "" is the data directory itself."""
 
-    async def preallocate(self, name: str, size: int, *, hurry: trio.Event | None = None) -> None:
-        """Make (or make again) a file of zeros and sync it, in steps of 1 MiB with rests between them, and without once
-        `hurry` is set: then someone waits for it. Not yet in the directory for sure.
+    async def preallocate(self, name: str, size: int, *, enough: trio.Event | None = None) -> None:
+        """Make (or make again) a file of zeros and sync it, in steps of 1 MiB with rests between them. Once `enough` is
+        set it returns after the step that it is in: the rest of the file has space but no written zeros, or is not
+        there yet; both read as nothing. Not yet in the directory for sure.
         Raises DiskFull, leaving nothing behind, where there is no space for it: that is not yet a failure."""
 
     async def zero(self, file: File, start: int, end: int) -> None:

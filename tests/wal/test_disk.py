@@ -108,3 +108,17 @@ async def test_close_leaves_nothing_open(tmp_path: Path) -> None:
     await disk.preallocate("spare", 3 << 20)
     disk.close()
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_filling_that_has_gone_far_enough_ends_with_its_step(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path, fill_pace=1_000_000)  # with rests that nobody would live to see the end of
+    size, enough = 64 << 20, trio.Event()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: disk.preallocate("spare", size, enough=enough))
+            while not (tmp_path / "spare").exists():
+                await trio.lowlevel.checkpoint()
+            enough.set()
+    assert (tmp_path / "spare").stat().st_size in (size, 1 << 20)  # by file system: space ahead of the zeros, or not
+    assert not any((tmp_path / "spare").read_bytes())
+    disk.close()

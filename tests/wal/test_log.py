@@ -467,10 +467,10 @@ class WatchesTheSpare(SimDisk):
         await super().rename(old, new)
         self.taken = False
 
-    async def preallocate(self, name: str, size: int, *, hurry: trio.Event | None = None) -> None:
+    async def preallocate(self, name: str, size: int, *, enough: trio.Event | None = None) -> None:
         assert not self.taken, "it has been taken"
         self.filled += 1
-        await super().preallocate(name, size, hurry=hurry)
+        await super().preallocate(name, size, enough=enough)
         assert not self.taken, "it was taken before it was ready"
 
 

@@ -66,3 +66,39 @@ async def test_a_spare_on_its_way_to_become_a_segment_is_not_filled_again() -> N
         assert place.watched.filled_while_taken == 0
     kept = [frame for name in segment_names(place) for frame in frames_in(place, name) if frame.kind == 0]
     assert len(kept) == 60
+
+
+class SlowToFill(SimDisk):
+    """Never ready with a spare by itself: its filling ends only when someone has had enough."""
+
+    partly_filled = 0
+
+    async def preallocate(self, name: str, size: int, *, enough: trio.Event | None = None) -> None:
+        assert enough is not None
+        await super().preallocate(name, size // 2, enough=enough)
+        await enough.wait()
+        self.partly_filled += 1
+
+
+class SlowPlace(SimPlace):
+    def disk(self) -> SlowToFill:
+        self.slow = SlowToFill(self.rng, self.medium)
+        self.slow.slowness = 0.0
+        return self.slow
+
+
+async def test_a_roll_takes_the_spare_as_it_is() -> None:
+    """It does not wait for the filling: frames go beyond what was filled, and are there after the next opening."""
+    place = SlowPlace()
+    async with opened(place) as log:
+        lead(log)
+        with trio.fail_after(10):
+            for number in range(60):
+                log.append_batch("t", 0, batch(1, 900, fill=number), record_count=1)
+                await settle(log)
+        assert place.slow.partly_filled >= 5
+        end = log.end
+    async with opened(place) as log:
+        assert log.end == end
+    kept = [frame for name in segment_names(place) for frame in frames_in(place, name) if frame.kind == 0]
+    assert len(kept) == 60
