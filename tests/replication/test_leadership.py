@@ -174,8 +174,8 @@ async def test_accepted_loss_is_written_and_what_is_cut_is_kept(tmp_path: Path) 
 
 
 async def test_accepted_loss_outlasts_epochs_that_its_leader_never_heard_of(tmp_path: Path) -> None:
-    """Those who were gone have promised later epochs than the candidate knew: they follow it all the same when they come
-    back, and do not depose it."""
+    """Those who were gone have promised later epochs than the candidate knew: they follow it all the same when they
+    come back, and do not depose it."""
     async with running_cluster(tmp_path) as cluster:
         nodes = await prepared(cluster)
         for running in nodes.values():

@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=400, help="of the transcript")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant this bug: the seeds must catch it")
     parser.add_argument("--search", action="store_true", help="for every planted bug, the first seed that catches it")
+    parser.add_argument("--table", action="store_true", help="the planted bugs as docs/reliability.md shows them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
     if asked.seed is not None:
@@ -28,6 +29,9 @@ def main() -> int:
         print("\n".join(outcome.transcript))
         print(told(outcome))
         return int(bool(outcome.verdicts) != (asked.bug is not None))
+    if asked.table:
+        print("\n".join(table()))
+        return 0
     if asked.search:
         return search([asked.bug] if asked.bug else sorted(BUGS), asked.start, asked.seeds, asked.jobs)
     return run(range(asked.start, asked.start + asked.seeds), asked.bug, asked.jobs)
@@ -68,6 +72,14 @@ def search(bugs: list[str], start: int, seeds: int, jobs: int) -> int:
                 known = CAUGHT.get(bug)
                 print(f'    "{bug}": {found.seed},  # {found.verdicts[0][:110]} (known: {known})', flush=True)
     return int(bool(missed))
+
+
+def table() -> list[str]:
+    head = ["| bug | what it breaks | known failure | seed |", "|---|---|---|---|"]
+    return head + [
+        f"| `{name}` | {bug.what} | {', '.join(map(str, bug.failures))} | {CAUGHT.get(name, 'not caught yet')} |"
+        for name, bug in BUGS.items()
+    ]
 
 
 def one(what: tuple[int, str | None]) -> Outcome:

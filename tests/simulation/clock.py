@@ -13,6 +13,10 @@ import math
 
 import trio
 
+# What has no variable, as it is in simulated clusters (run.py), where heartbeats come twenty times as often.
+HANDSHAKE_S = 1.0
+DRAIN_S = 2.0
+
 
 class Timer:
     """One task that waits: for a time, or for someone who knows this timer."""

@@ -138,6 +138,7 @@ class Machine:
         self.node: Node | None = None
         self.ids: Ids | None = None
         self.boots = 0
+        self.booted_at = 0.0
         self.ended = trio.Event()  # of the present process
         self.ended.set()
         self.why_ended = ""
@@ -184,6 +185,7 @@ class Machine:
         judge, fabric = self.cluster.judge, self.cluster.fabric
         self.ended = trio.Event()
         self.boots += 1
+        self.booted_at = trio.current_time()
         self.why_ended = "stopped"
         fabric.boot(self.name)
         judge.note("starts", self.name, self.boots)

@@ -30,10 +30,13 @@ from chronik_repl.replication.messages import (
 from chronik_repl.wal import frame
 from chronik_repl.wal.changes import HistoryEntry, MembersChanged
 from chronik_repl.wal.segment import FRAMES_AT, best_mark
+from tests.simulation.clock import HANDSHAKE_S
 from tests.simulation.medium import Inode, Medium
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Machine
+
+ON_ITS_WAY_S = 0.002  # what is said may not be heard yet
 
 _electorate = epochs.electorate  # as they are, whatever is planted later
 _in_force = epochs.membership_in_force
@@ -86,7 +89,7 @@ class Judge:
         self._durable_seen: dict[tuple[str, int], int] = {}  # (machine, boot) → its acks were checked up to here
         self.machines: dict[str, Machine] = {}
         self.watched: tuple[Machine, ...] = ()
-        self._heard: dict[str, int] = {}  # asker → its life in which it was told of a leader, since it asked
+        self._heard: dict[str, float] = {}  # asker → when it was last told of a leader
         self.commits = self.messages = 0
 
     # ── what happens ──
@@ -111,8 +114,6 @@ class Judge:
         machine = self.machines[source]
         if isinstance(message, Handshake):
             self._asked[source, connection] = message
-            if message.purpose == Purpose.ASK:
-                self._heard.pop(source, None)
             if message.purpose != Purpose.ASK:
                 self._check_taken(machine, message)
         elif isinstance(message, HandshakeAnswer):
@@ -121,7 +122,7 @@ class Judge:
                 self._check_granted(machine, message, asked)
             tells = asked is not None and asked.purpose == Purpose.ASK and message.live_leader not in (0, asked.node_id)
             if tells and machine.cluster.fabric.is_clear(source, target):  # else the answer may come too late
-                self._heard[target] = self.machines[target].boots
+                self._heard[target] = trio.current_time()
         elif isinstance(message, Ack):
             self._check_durable(machine, message.position, "acks")
             session = self._asked.get((target, connection))
@@ -136,7 +137,10 @@ class Judge:
         wanted = epochs.Promise(message.epoch, message.node_id, message.directory_id)
         if kept != wanted:
             self.broken(f"promise 4: {machine.name} asks for epoch {message.epoch} with {kept} on its own disk")
-        told = self._heard.get(machine.name) == machine.boots  # what an earlier life heard died with it
+        # It asked, and now it takes: what it was told before it asked, or in an earlier life, does not bind it.
+        asked_at, _ = machine.cluster.fabric.dialled.get(machine.name, (0.0, 0.0))
+        heard_at = self._heard.get(machine.name, -1.0)
+        told = max(asked_at, machine.booted_at) <= heard_at < asked_at + HANDSHAKE_S - ON_ITS_WAY_S
         if message.purpose == Purpose.TAKE and told and not machine.promoted:
             self.broken(f"{machine.name} was told who leads, and takes epoch {message.epoch} all the same")
         if message.purpose == Purpose.SHIP:

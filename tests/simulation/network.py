@@ -205,6 +205,7 @@ class Fabric:
         self._streams: dict[SimStream, None] = {}
         self._moved = trio.lowlevel.ParkingLot()  # something about the topology changed
         self._connections = 0
+        self.dialled: dict[str, tuple[float, float]] = {}  # when a node last did, and before that
 
     def of(self, node: str) -> SimNetwork:
         return SimNetwork(self, node)
@@ -295,7 +296,10 @@ class Fabric:
     async def connect(self, here: str, address: str) -> SimStream:
         """Refused where a machine is up and nobody listens; silence where it is down or cut off."""
         there = address.partition(":")[0]
-        await trio.sleep(self.delay_s(here, there))
+        now = self.clock.now
+        if self.dialled.get(here, (0.0, -1.0))[1] != now:
+            self.dialled[here] = (self.dialled.get(here, (0.0, -1.0))[1], now)
+        await self.clock.wait(now + self.delay_s(here, there))
         while here == there or there in self._down or self.is_cut(here, there) or self.is_cut(there, here):
             await self._moved.park()
         await self.standing(here)

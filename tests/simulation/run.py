@@ -22,12 +22,10 @@ from chronik_repl.kafka import producer_ids
 from chronik_repl.replication import election, session, shipper
 from tests.model.explore import planted
 from tests.simulation.bugs import BUGS
-from tests.simulation.clock import SimClock
+from tests.simulation.clock import DRAIN_S, HANDSHAKE_S, SimClock
 from tests.simulation.judge import Judge
 from tests.simulation.story import Story
 
-HANDSHAKE_S = 1.0
-DRAIN_S = 2.0
 
 # Heartbeats are twenty times as fast as by default, and so is what has no variable: else a partition is over before a
 # promotion has given up on those behind it. And chance is the seed's.
@@ -36,7 +34,7 @@ SCALED: tuple[tuple[Any, str, Any], ...] = (
     (election, "HANDSHAKE_TIMEOUT_S", HANDSHAKE_S),
     (shipper, "HANDSHAKE_TIMEOUT_S", HANDSHAKE_S),
     (campaign, "DRAIN_TIMEOUT_S", DRAIN_S),
-    (leader, "DRAIN_TIMEOUT_S", 3.0),
+    (leader, "DRAIN_TIMEOUT_S", 1.5 * DRAIN_S),
     (producer_ids, "uuid4", lambda: random.getrandbits(64)),
 )
 

@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from chronik_repl.errors import Refused
+from tests.simulation.clock import DRAIN_S, HANDSHAKE_S
 from tests.simulation.cluster import Cluster, Machine
 from tests.simulation.judge import Judge
-from tests.simulation.run import DRAIN_S, HANDSHAKE_S
 from tests.simulation.story import Story
 from tests.simulation.workload import IDEMPOTENT
 
