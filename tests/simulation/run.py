@@ -26,7 +26,6 @@ from tests.simulation.clock import DRAIN_S, HANDSHAKE_S, SimClock
 from tests.simulation.judge import Judge
 from tests.simulation.story import Story
 
-
 # Heartbeats are twenty times as fast as by default, and so is what has no variable: else a partition is over before a
 # promotion has given up on those behind it. And chance is the seed's.
 SCALED: tuple[tuple[Any, str, Any], ...] = (
