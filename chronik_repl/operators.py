@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from chronik_repl.errors import ConfigError, Refused
 
@@ -223,34 +223,27 @@ def _ask_until_ready(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _topics(arguments: argparse.Namespace) -> int:
-    found = _ask(arguments, "topics")["topics"]
-    found = _only(found, "topic", arguments.topic, "topic", "`chronik topics` shows all of them")
-    if arguments.json:
-        print(json.dumps({"topics": found}, indent=2))
-    else:
-        from chronik_repl.status_view import show_topics
-
-        show_topics(found)
-    return 0
+    return _listed(arguments, "topic", arguments.topic)
 
 
 def _groups(arguments: argparse.Namespace) -> int:
-    found = _ask(arguments, "groups")["groups"]
-    found = _only(found, "group", arguments.group, "group", "`chronik groups` shows all of them")
-    if arguments.json:
-        print(json.dumps({"groups": found}, indent=2))
-    else:
-        from chronik_repl.status_view import show_groups
-
-        show_groups(found)
-    return 0
+    return _listed(arguments, "group", arguments.group)
 
 
-def _only(found: list[dict[str, Any]], key: str, wanted: list[str], what: str, hint: str) -> list[dict[str, Any]]:
-    missing = sorted(set(wanted) - {row[key] for row in found})
+def _listed(arguments: argparse.Namespace, what: Literal["topic", "group"], wanted: list[str]) -> int:
+    """All of them, or those that are wanted."""
+    found = _ask(arguments, f"{what}s")[f"{what}s"]
+    missing = sorted(set(wanted) - {row[what] for row in found})
     if missing:
-        raise Refused(f"there is no {what} {', '.join(missing)}; {hint}.")
-    return [row for row in found if not wanted or row[key] in wanted]
+        raise Refused(f"there is no {what} {', '.join(missing)}; `chronik {what}s` shows all of them.")
+    found = [row for row in found if not wanted or row[what] in wanted]
+    if arguments.json:
+        print(json.dumps({f"{what}s": found}, indent=2))
+    else:
+        from chronik_repl.status_view import show_groups, show_topics
+
+        (show_topics if what == "topic" else show_groups)(found)
+    return 0
 
 
 def _members(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chronik_repl.errors import Refused
+from chronik_repl.words import size_of
 
 WATCH_INTERVAL_S = 1.0
 STATE_STYLES = {
@@ -175,12 +176,3 @@ def _table(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
     return table
-
-
-def size_of(count: float) -> str:
-    """1536 → 1.5 KiB, for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"

@@ -80,7 +80,7 @@ async def demo(folder: Path, *arguments: str) -> AsyncIterator[tuple[trio.Proces
 
 async def test_the_demo_keeps_its_word_on_the_terminal_and_on_its_page(tmp_path: Path) -> None:
     """From another directory, with an empty environment and a new home."""
-    async with demo(tmp_path, "--exit") as (process, told):
+    async with demo(tmp_path, "--exit", "--away", "4") as (process, told):
         if has_browser():
             async with open_page("about:blank") as page:
                 address = await told.until(r"look at it: (http://127\.0\.0\.1:\d+/)")

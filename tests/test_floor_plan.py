@@ -18,7 +18,7 @@ LINES_MAX = 500
 
 # Data flows one way: source → wal → ring → wire → wal → reader → parity. A room may import itself, the ground floor,
 # and these.
-GROUND = {"positions", "errors"}
+GROUND = {"positions", "errors", "words"}
 ROOMS = {
     "wal": set[str](),
     "replication": {"wal", "addresses", "identity", "standing", "config"},
@@ -31,6 +31,7 @@ ROOMS = {
 PURE = (
     "positions",
     "errors",
+    "words",
     "wal.frame",
     "wal.segment",
     "wal.changes",

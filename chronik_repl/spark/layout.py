@@ -287,22 +287,7 @@ def frame_at(view: memoryview, at: int, place: int) -> Piece | None:
     data_at = at + layout.size
     if data_at > len(view):
         return None
-    (
-        _,
-        _,
-        length,
-        _,
-        topic,
-        partition,
-        base,
-        count,
-        time_ms,
-        kind,
-        epoch,
-        position,
-        previous,
-        checksum,
-    ) = layout.unpack_from(view, at)
+    length, _, topic, *fields, checksum = layout.unpack_from(view, at)[2:]
     end = at + 8 + length
     if end < data_at or end > len(view):
         return None
@@ -311,6 +296,7 @@ def frame_at(view: memoryview, at: int, place: int) -> Piece | None:
         return None
     # All but position (8 bytes), previous and checksum (4 each), which stand last in the head.
     key = (crc32c(view[at : data_at - 16]) << 32) | crc32c(data)
+    partition, base, count, time_ms, kind, epoch, position, previous = fields
     return Piece(
         place, 8 + length, key, position, previous, checksum, epoch, topic, partition, base, count, time_ms, kind
     )

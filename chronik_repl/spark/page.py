@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from chronik_repl.spark.report import copy_says, headline, size, where
+from chronik_repl.spark.report import copy_says, headline, where
 from chronik_repl.spark.verdict import Cover, Report
+from chronik_repl.words import size_of
 
 DIFFERENCES_MAX = 1000
 PARTITIONS_MAX = 2000
@@ -62,7 +63,7 @@ def as_page(report: Report) -> str:
         f"<div class='banner {kind}'><b>{escape(headline(report))}</b>"
         f"<p class='dim'>Compared from position {report.start:,} to "
         f"{report.end:,}, {escape(report.end_is)}. {report.records:,} records in {report.frames:,} frames. Read "
-        f"{size(report.bytes_read)}; proved by earlier runs {size(report.bytes_proved_earlier)}. "
+        f"{size_of(report.bytes_read)}; proved by earlier runs {size_of(report.bytes_proved_earlier)}. "
         f"Start-up {report.startup_s:.1f} s, work {report.work_s:.1f} s.</p>",
         *(f"<p>{escape(note)}</p>" for note in report.notes),
         "</div>",
@@ -157,7 +158,7 @@ def _copies(report: Report) -> str:
                 ("n", f"{c.start:,}"),
                 ("n", f"{c.end:,}"),
                 ("n", f"{c.durable_end:,}"),
-                ("n", "unknown" if c.why else size(c.behind) if c.behind else "none"),
+                ("n", "unknown" if c.why else size_of(c.behind) if c.behind else "none"),
                 ("", f"<code>{escape(c.path)}</code>"),
             )
             for c in report.copies

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from chronik_repl.spark.compare import Difference
 from chronik_repl.spark.verdict import CopyReport, Report
+from chronik_repl.words import size_of
 
 LISTED_MAX = 50  # differences and partitions on a terminal; --json and --report have more
 COLOURS = {
@@ -27,15 +28,6 @@ def as_json(report: Report) -> str:
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def copy_says(copy: CopyReport) -> str:
     if copy.why:
         return f"not compared: {copy.why}"
@@ -48,7 +40,7 @@ def copy_says(copy: CopyReport) -> str:
 def headline(report: Report) -> str:
     compared = sum(c.end - c.start for c in report.covers if c.status in ("same", "proved earlier", "different"))
     if report.verdict == "same":
-        return f"The copies are the same: {size(compared)} compared, positions {report.start:,} to {report.end:,}."
+        return f"The copies are the same: {size_of(compared)} compared, positions {report.start:,} to {report.end:,}."
     if report.verdict == "different":
         first = report.differences[0]
         places = f"{report.differences_all:,} place{'s' if report.differences_all > 1 else ''}"
@@ -71,7 +63,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print(f"[bold {COLOURS[report.verdict]}]{escape(headline(report))}[/]", highlight=False)
     console.print(
         f"up to {report.end:,}, {report.end_is}; {report.records:,} records in {report.frames:,} frames; "
-        f"read {size(report.bytes_read)}, proved earlier {size(report.bytes_proved_earlier)}; "
+        f"read {size_of(report.bytes_read)}, proved earlier {size_of(report.bytes_proved_earlier)}; "
         f"start-up {report.startup_s:.1f} s, work {report.work_s:.1f} s",
         highlight=False,
     )

@@ -19,8 +19,9 @@ from chronik_repl.errors import NotLeader
 from chronik_repl.kafka.context import Limits
 from chronik_repl.kafka.server import serve
 from chronik_repl.meters import Meters
+from chronik_repl.node import log_status
 from chronik_repl.positions import Epoch, Position
-from chronik_repl.standing import LogStatus, Peer, Role, Status
+from chronik_repl.standing import Peer, Role, Status
 from chronik_repl.wal.changes import EpochStart, ProducerIdGiven, TopicMade
 from chronik_repl.wal.disk import RealDisk
 from chronik_repl.wal.log import Log, LogSettings
@@ -89,7 +90,6 @@ class OneHouse:
             self.log.commit_to(self.log.durable.value)
 
     def status(self) -> Status:
-        log = self.log
         return Status(
             node_id=self.node_id,
             cluster_id=self.cluster_id,
@@ -103,22 +103,7 @@ class OneHouse:
             acks_all_means="durable here",
             ready=True,
             uptime_s=0.0,
-            log=LogStatus(
-                start=log.start,
-                end=log.end,
-                durable_end=log.durable.value,
-                high_watermark=log.committed.value,
-                end_checksum=log.end_checksum,
-                segments=log.segments,
-                bytes_on_disk=0,
-                topics=len(log.state.topics),
-                partitions=0,
-                appended_frames=0,
-                appended_bytes=0,
-                appended_records=0,
-                groups_committed=0,
-                free_bytes=0,
-            ),
+            log=log_status(self.log, free_bytes=0),
         )
 
 

@@ -32,6 +32,7 @@ class Load:
         self._bootstrap = bootstrap
         self._over = threading.Event()
         self.acked = 0
+        self.topics: set[str] = set()  # that have an acked record
         self._thread = threading.Thread(target=self._produce, name="load")
 
     def __enter__(self) -> Load:
@@ -59,8 +60,10 @@ class Load:
         for producer in producers:
             producer.flush(30)
 
-    def _delivered(self, error: KafkaError | None, _: Message) -> None:
-        self.acked += error is None
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.acked += 1
+            self.topics.add(str(message.topic()))
 
 
 def options(cluster: Cluster, **more: Any) -> Options:
