@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -33,6 +34,7 @@ SMALL_DISK_NODE = 4
 TOPIC = "chaos"
 PARTITIONS = 2
 RECOVER_S = 60.0
+FULL = re.compile("is full|no space|No space", re.IGNORECASE)
 
 Say = Callable[[str], None]
 
@@ -105,6 +107,7 @@ class Chaos:
         self._unavailable = available()
         self.cluster = Processes(path)
         self.counts: dict[str, int] = {}
+        self._deck: list[Callable[[], None]] = []
 
     def __enter__(self) -> Chaos:
         self._stack.callback(self.cluster.end)
@@ -146,7 +149,7 @@ class Chaos:
         load = Load(bootstrap)
         until(lambda: len(load.acked) > 100, "the load runs", RECOVER_S)
         for number in range(rounds):
-            fault = self._chance.choice(self._faults())
+            fault = self._next_fault()
             before = len(load.acked)
             self._say(f"{number + 1}/{rounds} {fault.__name__.strip('_').replace('_', ' ')}; {before} records acked")
             self.counts[fault.__name__] = self.counts.get(fault.__name__, 0) + 1
@@ -156,7 +159,14 @@ class Chaos:
         load.end()
         self._prove(load)
 
-    def _faults(self) -> list[Callable[[], None]]:
+    def _next_fault(self) -> Callable[[], None]:
+        """From a deck that is shuffled anew when it is empty: so few rounds meet every kind."""
+        if not self._deck:
+            self._deck = self.faults()
+            self._chance.shuffle(self._deck)
+        return self._deck.pop()
+
+    def faults(self) -> list[Callable[[], None]]:
         always = [
             self._kill_a_follower, self._kill_the_leader, self._kill_all, self._stop_a_follower, self._stop_the_leader,
             self._promote, self._promote, self._restart_a_follower, self._kill_a_follower,
@@ -224,37 +234,55 @@ class Chaos:
             self._say(f"  refused: {refusal}")
 
     def _cut_both_ways(self) -> None:
-        node = self._follower()
+        leader, node = self._leader(), self._follower()
         for other in NODES:
             self._cut(node.node_id, other)
             self._cut(other, node.node_id)
-        self._hold(3)
+        self._hold_until_felt("_cut_both_ways", lambda: self._lost(leader, node))
 
     def _cut_from_the_leader(self) -> None:
-        self._cut(self._leader().node_id, self._follower().node_id)
-        self._hold(3)
+        leader, node = self._leader(), self._follower()
+        self._cut(leader.node_id, node.node_id)
+        self._hold_until_felt("_cut_from_the_leader", lambda: self._lost(leader, node))
 
     def _cut_to_the_leader(self) -> None:
-        self._cut(self._follower().node_id, self._leader().node_id)
-        self._hold(3)
+        leader, node = self._leader(), self._follower()
+        self._cut(node.node_id, leader.node_id)
+        self._hold_until_felt("_cut_to_the_leader", lambda: self._lost(leader, node))
 
     def _cut(self, source: int, target: int) -> None:
         if source != target and self._net is not None:
             self._net.cut(source, target)
 
+    def _hold_until_felt(self, fault: str, felt: Callable[[], Any]) -> None:
+        """The first fault of each kind lasts until a node shows that it is real; the others as long as chance says."""
+        if self.counts[fault] == 1:
+            until(felt, f"a node feels it: {fault}", RECOVER_S)
+        else:
+            self._hold(3)
+
+    def _lost(self, leader: Process, node: Process) -> bool:
+        """Has the leader no session with that node any more?"""
+        states = {f["node_id"]: f["state"] for f in leader.status().get("followers", ())}
+        return states.get(node.node_id) == "connecting"
+
     def _slow_link(self) -> None:
-        assert self._net is not None
-        self._net.slow(self._chance.choice(NODES))
-        self._hold(2)
+        net = self._net
+        assert net is not None
+        leader = self._leader()  # it sends most
+        net.slow(leader.node_id)
+        self._hold_until_felt("_slow_link", lambda: net.throttled(leader.node_id))
 
     def _full_disk(self) -> None:
-        junk = self.cluster.nodes[SMALL_DISK_NODE].data_dir / "junk"
+        node = self.cluster.nodes[SMALL_DISK_NODE]
+        junk = node.data_dir / "junk"
+        before = len(node.said())
         try:
             with junk.open("wb") as file:
                 while True:
-                    file.write(bytes(1 << 20))
+                    file.write(bytes(1 << 16))
         except OSError:
-            self._hold(2)
+            self._hold_until_felt("_full_disk", lambda: not node.alive or FULL.search(node.said()[before:]))
         finally:
             junk.unlink(missing_ok=True)
 

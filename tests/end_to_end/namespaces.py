@@ -7,6 +7,7 @@ what B sends still arrives. A slow link is a token bucket on the node's interfac
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -24,8 +25,9 @@ def available() -> str:
     """Why it cannot be used here; "" when it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None:
-        return "there is no `ip` here"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"there is no `{tool}` here"
     name = f"chronik-try-{os.getpid()}"
     try:
         run("ip", "netns", "add", name)
@@ -76,13 +78,19 @@ class Namespaces:
 
     def cut(self, source: int, target: int) -> None:
         """What `source` sends to `target` goes nowhere."""
-        run(*self.prefix(source), "ip", "route", "add", "blackhole", f"{self.host(target)}/32", check=False)
+        run(*self.prefix(source), "ip", "route", "replace", "blackhole", f"{self.host(target)}/32")
 
     def slow(self, node: int, rate: str = "2mbit") -> None:
         """What that node sends goes out slowly."""
         device = f"{self.name(node)}b"
         shape = ("tbf", "rate", rate, "burst", "32kbit", "latency", "400ms")
-        run(*self.prefix(node), "tc", "qdisc", "add", "dev", device, "root", *shape, check=False)
+        run(*self.prefix(node), "tc", "qdisc", "replace", "dev", device, "root", *shape)
+
+    def throttled(self, node: int) -> bool:
+        """Has anything had to wait for the token bucket?"""
+        said = run(*self.prefix(node), "tc", "-s", "qdisc", "show", "dev", f"{self.name(node)}b")
+        found = re.search(r"overlimits (\d+)", said)
+        return found is not None and int(found[1]) > 0
 
     def mend(self) -> None:
         for node in self.nodes:

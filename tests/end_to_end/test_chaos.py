@@ -14,6 +14,7 @@ from tests.end_to_end.namespaces import available
 def test_chaos_of_thirty_rounds(tmp_path: Path) -> None:
     with Chaos(tmp_path, seed=int(os.environ.get("CHRONIK_CHAOS_SEED", "7")), hold=0.5) as chaos:
         chaos.run(30)
+        assert set(chaos.counts) == {fault.__name__ for fault in chaos.faults()}, "every kind of fault was among them"
 
 
 def test_cut_networks_and_full_disks_were_among_them() -> None:
