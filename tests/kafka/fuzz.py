@@ -3,27 +3,34 @@
 A request is made from the API's own schema, with values that lead somewhere (topics that are there, sound batches,
 numbers at the edges), then most are broken: bits, bytes, lengths, cuts, repetitions. Each goes through a connection of
 its own, as bytes; whatever comes of it other than an answer or a closed connection ends the run, with the seed that
-found it.
+found it. One in WHOLE goes through all of a conversation, as over TLS; the others through its reading half as the
+poller drives it, which is where requests are taken apart and handled: answers fit into the wire at once, so the writing
+half would only be started and ended.
 
-    python -m tests.kafka.fuzz --requests 1000000 --seed 7     # that many of every API
+    python -m tests.kafka.fuzz --requests 1000000 --seed 7     # that many of every API, on all cores
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import multiprocessing
+import os
 import random
 import resource
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import trio
 
 from chronik_repl.config import Settings
 from chronik_repl.kafka import codec, topics
+from chronik_repl.kafka.connection import Connection
 from chronik_repl.kafka.context import Client, Door, Limits
 from chronik_repl.kafka.server import Server
 from chronik_repl.kafka.wire import Buffer
@@ -36,7 +43,8 @@ from .house import OneHouse
 MIB = 1024 * 1024
 CONCURRENT = 100
 SOUND_A_VERSION = 50  # requests to mutate
-PATIENCE_S = 0.05  # of a client: then it is gone, also from the middle of a wait
+WHOLE = 20
+PATIENCE_S = 0.02  # of a client: then it is gone, also from the middle of a wait
 NAMES = ["t", "u", "group", "consumer", "range", "", "x" * 300, "ä/..", "SCRAM-SHA-256", "cleanup.policy", "member-1"]
 EDGES: dict[str, list[Any]] = {
     "int8": [0, 1, 2, 4, -1, 127, -128],
@@ -56,6 +64,7 @@ class MemoryWire:
         self._at = 0
         self._first = trio.Event()
         self.answered = 0
+        self.polled: Connection | None = None  # whom to tell that the client hung up
 
     def receive_now(self, into: memoryview) -> int | None:
         piece = self._data[self._at : self._at + len(into)]
@@ -76,6 +85,9 @@ class MemoryWire:
         size = sum(map(len, pieces))
         self.answered += size
         self._first.set()
+        if self.polled is not None:
+            self.polled._received(0)
+            self.polled._wake()
         return size
 
     async def send(self, pieces: Sequence[Buffer]) -> None:
@@ -224,12 +236,15 @@ async def _one_api(server: Server, key: int, requests: int, seed: int) -> int:
 
     async def work() -> None:
         nonlocal answered
-        for _ in numbers:
+        for number in numbers:
             data = maker.broken(maker.random.choice(sound))
             wire = MemoryWire(data)
             try:
-                with trio.move_on_after(PATIENCE_S):
-                    await server._converse(wire, Client("fuzz"))
+                if number % WHOLE == 0:
+                    with trio.move_on_after(PATIENCE_S):
+                        await server._converse(wire, Client("fuzz"))
+                else:
+                    await _read(server, wire)
             except Exception as error:
                 raise AssertionError(f"seed {seed}: {message.name}: {data.hex()}") from error
             answered += wire.answered > 0
@@ -240,26 +255,67 @@ async def _one_api(server: Server, key: int, requests: int, seed: int) -> int:
     return answered
 
 
+async def _read(server: Server, wire: MemoryWire) -> None:
+    client = Client("fuzz")
+    client.authenticated = True
+    connection = wire.polled = Connection(wire, client, server.shared, polled=True)
+    connection.scope.deadline = connection.now + PATIENCE_S
+    try:
+        with connection.scope:
+            await server._read(connection)
+    finally:
+        connection.closed()
+
+
+class Round(NamedTuple):
+    """One fresh server's life."""
+
+    seed: int
+    requests: int  # of every API
+    answered: dict[str, int]
+    grown_bytes: int
+    memory_bytes: int
+
+
+def one_round(task: tuple[int, int]) -> Round:
+    seed, requests = task
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    topics.PARTITIONS_MAX = 2_000
+    gc.collect()
+    gc.freeze()  # as a node does; a full collection of all that is loaded takes as long as hundreds of requests
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-kafka-"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        answered = trio.run(fuzz, requests, seed, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Round(seed, requests, answered, after - before, after)
+
+
+def rounds(requests: int, seed: int, each: int, processes: int) -> Iterator[Round]:
+    """That many requests of every API, in rounds, as they end. Raises what the server should not have raised."""
+    tasks = [(seed + number, min(each, requests - at)) for number, at in enumerate(range(0, requests, each))]
+    with multiprocessing.get_context("spawn").Pool(min(processes, len(tasks))) as pool:
+        yield from pool.imap_unordered(one_round, tasks)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--requests", type=int, default=1_000_000, help="of every API (default 1,000,000)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--round", type=int, default=10_000, help="requests of an API between fresh servers")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    topics.PARTITIONS_MAX = 2_000
-    done, seed = 0, options.seed
-    while done < options.requests:
-        folder = Path(tempfile.mkdtemp(prefix="fuzz-kafka-"))
-        try:
-            count = min(options.round, options.requests - done)
-            answered = trio.run(fuzz, count, seed, folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        done, seed = done + count, seed + 1
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    done = 0
+    total: Counter[str] = Counter()
+    for found in rounds(options.requests, options.seed, options.round, options.processes):
+        done += found.requests
+        total.update(found.answered)
         print(
-            f"{done} requests of {len(answered)} APIs, seed {seed - 1}: {sum(answered.values())} answered, {memory} MiB"
+            f"{done} requests of each of {len(total)} APIs, seed {found.seed}: {sum(total.values())} answered, "
+            f"{found.memory_bytes // MIB} MiB",
+            flush=True,
         )
 
 
