@@ -222,7 +222,9 @@ class Leadership:
             log.commit_to(counted.committed)  # which may make a new membership the only one in force
         if log.committed.value != before:
             self._watermark_moved.set()
-            self._members_wake.set()
+            changes = log.state.membership
+            if before < max(counted.start_end, changes[-1][0] if changes else 0):
+                self._members_wake.set()  # the next change may have waited for this
         self._end_draining()
 
     def passed(self, durable_end: Position) -> None:
@@ -451,6 +453,8 @@ class Leadership:
             await trio.sleep(RETENTION_INTERVAL_S)
             if not self.accepting:
                 continue
+            if log.roll_aged(self._local.now_ms()):
+                self._local.say("info", "a segment ended by its age", at=log.end)
             due = log.retention_due(self._local.now_ms(), self._held())
             if due is not None:
                 self._local.say("info", f"the log starts at {due} now", was=log.start)

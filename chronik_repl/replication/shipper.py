@@ -12,6 +12,7 @@ Nothing here touches another link. A link that fails dials again: at once, then 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import trio
@@ -34,10 +35,11 @@ from chronik_repl.replication.messages import (
     encode,
 )
 from chronik_repl.replication.ring import Lapped, Ring
-from chronik_repl.replication.runs import PIECE_BYTES, check_frames, whole_frames
+from chronik_repl.replication.runs import PIECE_BYTES, Files, check_frames
 from chronik_repl.replication.session import HANDSHAKE_TIMEOUT_S, Connection, Together, dial
 from chronik_repl.standing import FollowerState
 from chronik_repl.wal.changes import Member
+from chronik_repl.wal.seam import Buffer
 
 CHECKED_BYTES = 64 * 1024 * 1024
 FIRST_DELAY_S = 0.1
@@ -271,7 +273,7 @@ class Link:
             async with Together() as tasks:
                 tasks.start(connection.watch)
                 tasks.start(self._read, connection)
-                tasks.start(self._send, connection, ring)
+                tasks.start(self._send, connection, ring, Files(self._log, tasks.start))
                 tasks.start(self._beat)
         finally:
             self._log.listeners.remove(on_append)
@@ -279,10 +281,10 @@ class Link:
 
     # Sending
 
-    async def _send(self, connection: Connection, ring: Ring) -> None:
+    async def _send(self, connection: Connection, ring: Ring, files: Files) -> None:
         unbroken_bytes = 0  # sent since others had a turn
         while True:
-            frames, size = await self._next_data(ring)
+            frames, size = await self._next_data(ring, files)
             assert self.identity is not None
             if not epochs.may_ship(self._log.state.membership, self.identity, asked_for=self.listed):
                 raise ProtocolError(f"node {self.node_id} was removed from the cluster")
@@ -328,7 +330,7 @@ class Link:
         log = self._log
         return Heartbeat(self._local.now_ms(), log.committed.value, log.end, self._leading.drained, log.start)
 
-    async def _next_data(self, ring: Ring) -> tuple[list[bytes], int]:
+    async def _next_data(self, ring: Ring, files: Files) -> tuple[Sequence[Buffer], int]:
         """The frames that come next, whole ones, and their size; none when there is nothing now."""
         if ring.attached:
             taken = ring.take(PIECE_BYTES)
@@ -340,12 +342,10 @@ class Link:
                 return taken.frames, taken.end - taken.position
             self._becomes("catch-up", "the ring overflowed")
         if self._join(ring):
-            return await self._next_data(ring)
-        piece = await self._piece()
-        if not piece:
-            return [], 0
+            return await self._next_data(ring, files)
+        piece = await files.next(self._position)
         self._position = Position(self._position + len(piece))
-        return [piece], len(piece)
+        return [piece] if piece else [], len(piece)
 
     def _join(self, ring: Ring) -> bool:
         """Is the position in the ring's window, or at the very end?"""
@@ -354,20 +354,6 @@ class Link:
         self._joined_at = self._position
         self._becomes("streaming")
         return True
-
-    async def _piece(self) -> bytes:
-        """Whole frames from the files, below our durable end."""
-        log, at = self._log, self._position
-        size = PIECE_BYTES
-        while at < log.durable.value:
-            data = await log.read(at, min(size, log.durable.value - at))
-            whole, needed = whole_frames(data, log.settings.frame_bytes_max)
-            if whole:
-                return data if whole == len(data) else data[:whole]
-            if needed <= size:
-                raise CorruptLog(f"the log cannot be read at {at}: a frame is cut off")
-            size = needed
-        return b""
 
     async def _send_again(self, connection: Connection, start: Position) -> None:
         """A segment that has rotted there."""

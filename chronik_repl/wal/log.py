@@ -358,6 +358,10 @@ class Log:
         """The stream's bytes from `position`, up to the end of its segment, as far as they are durable here."""
         return await self._reader.read(position, size_max, self.durable.value)
 
+    async def read_into(self, position: Position, buffer: memoryview) -> int:
+        """As `read`, into a buffer of the caller's."""
+        return await self._reader.read_into(position, buffer, self.durable.value)
+
     async def segment_bounds(self, position: Position) -> tuple[Position, Position, Checksum]:
         """Of the segment that holds `position`: start, end, and the chain value at its start."""
         segment = self._store.holding(position)
@@ -401,6 +405,11 @@ class Log:
         held = [Held(s.start, s.first_timestamp_ms, s.snapshot_whole) for s in self._store.list]
         due = retention_due(held, self.end, self.committed.value, members_durable, now_ms, self.settings)
         return due if due is not None and due > self.state.log_start else None
+
+    def roll_aged(self, now_ms: int) -> bool:
+        """The leader's, now and then: end a segment whose first batch is so old that retention by age would come too
+        late for it; True if so. Raises NotLeader."""
+        return self._writer.roll_aged(now_ms)
 
     async def bytes_on_disk(self) -> int:
         """Of the log's own files."""

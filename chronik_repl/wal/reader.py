@@ -57,6 +57,17 @@ class Reader:
         self._stats.read_bytes += len(data)
         return data
 
+    async def read_into(self, position: Position, buffer: memoryview, end: Position) -> int:
+        """The same, into a buffer of the caller's."""
+        segment = self._store.holding(position)
+        size = min(len(buffer), segment.end - position, end - position)
+        if size <= 0:
+            return 0
+        async with self._store.pinned(segment) as file:
+            size = await self._disk.read_into(file, segment.file_offset(position), buffer[:size])
+        self._stats.read_bytes += size
+        return size
+
     async def fetch(
         self, partition: PartitionState, offset: Offset, bytes_max: int, committed: Offset, upto: Position
     ) -> list[memoryview]:
