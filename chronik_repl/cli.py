@@ -8,6 +8,7 @@ code 2.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -39,7 +40,12 @@ user. `chronik COMMAND --help` has more examples."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parsed = build_parser().parse_args(arguments)
+    parser = build_parser()
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    parsed = parser.parse_args(words)
     try:
         run: Run = parsed.run
         return run(parsed)
@@ -50,8 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `chronik wal dump … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:  # not of a path that someone gave: a bug, which needs its traceback
+            raise
+        print(f"chronik: {error.filename}: {error.strerror}. {_what_to_do(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _what_to_do(error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "Run this as the user that runs the node, or as one who may use that path."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return "Make room there, or name another place."
+    return "Is the path right?"
 
 
 def build_parser() -> argparse.ArgumentParser:

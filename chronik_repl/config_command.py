@@ -107,8 +107,10 @@ def read_file(path: Path) -> dict[str, str]:
     """NAME=value lines as systemd's EnvironmentFile reads them. Raises ConfigError with the line's number."""
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}).") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}. Give a file like those in config/.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not text in UTF-8 (byte {error.start}).") from error
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()

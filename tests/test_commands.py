@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from chronik_repl.cli import main
 from chronik_repl.demo.cluster import Cluster, Node
 from chronik_repl.demo.shop import Shop
 
@@ -94,6 +95,40 @@ def test_members(cluster: Cluster) -> None:
 def test_nobody_there_is_said_and_what_to_do(command: str, tmp_path: Path) -> None:
     assert "Give its HTTP address with --http" in chronik(command, "--http", "127.0.0.1:1", code=2)
     assert "no node runs in" in chronik(command, "--data-dir", tmp_path, code=2)
+
+
+MISTAKES = [
+    ((), "usage: chronik"),
+    (("certs", "/proc/nowhere", "1"), "/proc/nowhere: No such file or directory. Is the path right?"),
+    (("users", "add", "alice", "--file", "users"), "give it with --password-stdin"),
+    (("users", "list", "--file", "/nowhere/users"), "`chronik users add NAME"),
+    (("users", "add", "alice"), "Give --file, or set"),
+    (("config", "/nowhere.env"), "like those in config/"),
+    (("config", "/bin/sh"), "not text"),
+    (("wal", "verify", "/nowhere"), "Give a node's data directory"),
+    (("wal", "dump", "/etc"), "not a node's data directory"),
+    (("backup", "/nowhere", "copy"), "is no node's directory"),
+    (("parity", "one", "two"), "is not NAME=PATH, for example"),
+    (("parity", "one=/nowhere"), "give at least two"),
+    (("members", "add"), "As in: chronik members add"),
+    (("status", "--http", "127.0.0.1:99999"), "Give its HTTP address with --http"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), MISTAKES, ids=[" ".join(words) or "nothing" for words, _ in MISTAKES])
+def test_a_mistake_is_answered_with_what_to_do(
+    words: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CHRONIK_DATA_DIR", raising=False)
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        assert main(words) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["members", "promote"])

@@ -75,7 +75,9 @@ def read(path: Path) -> Users:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError(f"CHRONIK_KAFKA_USERS_FILE={path}: {error.strerror}") from error
+        raise ConfigError(
+            f"CHRONIK_KAFKA_USERS_FILE={path}: {error.strerror}. `chronik users add NAME --file {path}` makes the file"
+        ) from error
     if len(raw) > FILE_BYTES_MAX:
         raise ConfigError(f"CHRONIK_KAFKA_USERS_FILE={path}: larger than {FILE_BYTES_MAX} bytes")
     return parse(raw, str(path))
@@ -185,6 +187,8 @@ def _add(arguments: argparse.Namespace) -> int:
 
 
 def _ask() -> str:
+    if not sys.stdin.isatty():
+        raise Refused("there is no terminal to ask for the password on; give it with --password-stdin")
     password = getpass.getpass("Password: ")
     if password != getpass.getpass("Again: "):
         raise Refused("the two passwords differ; nothing was changed")
