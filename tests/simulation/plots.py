@@ -61,9 +61,10 @@ class Plots(Troubles):
                 fabric.heal(*way)
 
     async def _write(self, machine: Machine, count: int, *, everyone: bool | None = None) -> None:
-        """Appends there, at once; returns when they are acked, or after a moment."""
+        """Appends there, at once, and a new producer; returns when they are acked, or after a moment."""
         with trio.move_on_after(0.05):
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._take_id, machine)
                 for _ in range(count):
                     producer = self.rng.randrange(IDEMPOTENT, PRODUCERS)
                     nursery.start_soon(lambda who=producer: self._append(who, machine, everyone=everyone))  # type: ignore[misc]

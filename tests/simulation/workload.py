@@ -256,9 +256,9 @@ class Workload:
             self.judge.ack(machine, Acked(ident, producer, machine.name, epoch, position, end, True))
         return len(places), places[-1][2]
 
-    async def _take_id(self) -> int | None:
+    async def _take_id(self, machine: Machine | None = None) -> int | None:
         """From any node."""
-        machine = self.rng.choice(list(self.cluster.machines.values()))
+        machine = machine or self.rng.choice(list(self.cluster.machines.values()))
         ids, boots = machine.ids, machine.boots
         if ids is None or machine.frozen:
             return None
