@@ -29,7 +29,7 @@ from chronik_repl.wal.state import TopicState
 LOWEST, HIGHEST = 0, 12  # advertised; older librdkafka compresses only for servers that say so
 LOWEST_SERVED = 3
 TIMEOUT_MS_MAX = 600_000
-ENOUGH_FOR_S = 0.002
+ENOUGH_FOR_S = 0.01
 PRODUCE = ("Produce",)  # as a counter's label
 
 
@@ -79,7 +79,7 @@ class Producing:
             topic is None
             or not 0 <= index < len(topic.partitions)
             or not (acks == 1 or acks == -1)
-            or self._refusal(version, acks, False) is not None
+            or self._refusal(version, acks, False, connection.now) is not None
         ):
             return False
         partition = topic.partitions[index]
@@ -119,7 +119,7 @@ class Producing:
         request = decode_produce(view, head.body_at, head.version)
         self._requests[PRODUCE] += 1
         acks = request.acks
-        refused = self._refusal(head.version, acks, request.transactional_id)
+        refused = self._refusal(head.version, acks, request.transactional_id, connection.now)
         topics: list[tuple[str, list[Produced]]] = []
         end = ORIGIN
         failed = False
@@ -159,7 +159,7 @@ class Producing:
         connection.expect(waiting)
         (self._committed if acks == -1 else self._durable).add(waiting)
 
-    def _refusal(self, version: int, acks: int, transactional: bool) -> Code | None:
+    def _refusal(self, version: int, acks: int, transactional: bool, now: float) -> Code | None:
         """Why the whole request cannot be taken."""
         if version < LOWEST_SERVED:
             return Code.UNSUPPORTED_FOR_MESSAGE_FORMAT
@@ -169,13 +169,13 @@ class Producing:
             return Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         if not self._house.accepting:
             return Code.NOT_LEADER_OR_FOLLOWER
-        if acks == -1 and not self._enough_replicas():
+        if acks == -1 and not self._enough_replicas(now):
             return Code.NOT_ENOUGH_REPLICAS
         return None
 
-    def _enough_replicas(self) -> bool:
-        """As the house says; asked again only after a moment, because it counts followers."""
-        now = trio.current_time()
+    def _enough_replicas(self, now: float) -> bool:
+        """As the house says; asked again only after a moment, because it counts followers. Who is let in by mistake
+        waits, and is told when its time is up."""
         if now >= self._ask_again_at:
             self._enough = self._house.enough_replicas
             self._ask_again_at = now + ENOUGH_FOR_S
