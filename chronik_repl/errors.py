@@ -19,7 +19,11 @@ Each message says what happened, where, and what to do next.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from chronik_repl.positions import Epoch, NodeId, Position
+
+ErrorType = TypeVar("ErrorType", bound=BaseException)
 
 
 class ChronikError(Exception):
@@ -84,3 +88,11 @@ class CannotLead(ChronikError):
 
 class Refused(ChronikError):
     """An operator's command that cannot be carried out now; the message says what is missing."""
+
+
+def first_of(group: BaseExceptionGroup[ErrorType]) -> ErrorType:
+    """One error of a group, however deep it lies: where several say the same, one is enough to say."""
+    error: ErrorType | BaseExceptionGroup[ErrorType] = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 import trio
 
-from chronik_repl.errors import ChronikError, CorruptLog, DiskFailed, OutOfRange
+from chronik_repl.errors import ChronikError, CorruptLog, DiskFailed, OutOfRange, first_of
 from chronik_repl.positions import ORIGIN, Checksum, Epoch, Offset, Position
 from chronik_repl.wal.changes import Change, EpochStart
 from chronik_repl.wal.committer import SPARE, Committer
@@ -172,7 +172,7 @@ class Log:
                     nursery.start_soon(task)
                 task_status.started()
         except* DiskFailed as errors:
-            failure = _first(errors)
+            failure = first_of(errors)
             self._fail(failure)
             raise failure from None
 
@@ -420,14 +420,6 @@ class Log:
         if (damage.file, damage.start) not in known:
             self.damage.append(damage)
             _logger.error("damage", **msgspec.structs.asdict(damage))
-
-
-def _first(errors: BaseExceptionGroup[DiskFailed]) -> DiskFailed:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, DiskFailed)
-    return error
 
 
 __all__ = ["Appended", "Damage", "Fetched", "Log", "LogSettings", "LogStats", "Watermark"]

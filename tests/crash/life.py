@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from chronik_repl.errors import DiskFailed
+from chronik_repl.errors import DiskFailed, first_of
 from chronik_repl.positions import Epoch
 from chronik_repl.wal.changes import EpochStart, TopicMade
 from chronik_repl.wal.disk import RealDisk
@@ -44,14 +44,9 @@ async def live(directory: Path, groups: int, seed: int, say: Say, settings: LogS
         errors = group.subgroup(DiskFailed)
         if errors is None:
             raise
-        raise _first(errors) from None
+        raise first_of(errors) from None
     finally:
         disk.close()
-
-
-def _first(group: BaseExceptionGroup[DiskFailed]) -> DiskFailed:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _append(log: Log, groups: int, rng: random.Random, say: Say) -> None:
