@@ -18,7 +18,7 @@ import trio
 from chronik_repl.replication.streams import TcpStream
 from chronik_repl.wal.seam import Buffer
 
-RECORD_BYTES = 16 * 1024
+RECORD_BYTES_MAX = 16 * 1024 + 512  # with what the cipher adds
 CIPHERTEXT_BYTES_MIN = 32 * 1024
 CIPHERTEXT_BYTES_MAX = 512 * 1024  # received at once
 PIECE_BYTES = 256 * 1024  # is enciphered and sent before the next, so that a large send holds no second copy
@@ -92,7 +92,9 @@ class TlsStream:
 
     async def _feed(self, least: int) -> bool:
         room = self._ciphertext
-        size = await self.transport.receive_into(room, min(least, len(room)))
+        # A part of it may be here already, in a record that is not whole.
+        missing = max(1, least - self._incoming.pending - RECORD_BYTES_MAX)
+        size = await self.transport.receive_into(room, min(missing, len(room)))
         if not size:
             self._incoming.write_eof()
             return False

@@ -68,6 +68,42 @@ async def test_large_messages_pass_tls_both_ways_at_once(tmp_path: Path) -> None
             nursery.cancel_scope.cancel()
 
 
+async def test_a_record_that_is_here_in_part_is_not_waited_for_again(tmp_path: Path) -> None:
+    """Who waits for the whole of a message must not ask the socket for bytes that the TLS engine holds already."""
+    certs.make(tmp_path, ["node-1", "node-2"])
+    answered: list[TlsStream] = []
+    there = trio.Event()
+
+    async def answer(stream: Stream) -> None:
+        assert isinstance(stream, TlsStream)
+        answered.append(stream)
+        there.set()
+        await trio.sleep_forever()
+
+    buffer = memoryview(bytearray(400_000))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            address = await nursery.start(network(tmp_path, "node-1").listen, "127.0.0.1:0", answer)
+            stream = await network(tmp_path, "node-2").dial(address)
+            assert isinstance(stream, TlsStream)
+            await there.wait()
+            (far,) = answered
+            await stream.send_all(bytes(300_000))  # so that it receives much at once from here on
+            got = 0
+            while got < 300_000:
+                got += await far.receive_into(buffer)
+            stream._encipher(bytes(100_000))
+            ciphertext = stream._outgoing.read()
+            await stream.transport.send_all(ciphertext[:60_000])
+            got = await far.receive_into(buffer)
+            while got < 45_000:
+                got += await far.receive_into(buffer)
+            await stream.transport.send_all(ciphertext[60_000:])
+            while got < 100_000:
+                got += await far.receive_into(buffer, 100_000 - got)
+            nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("stranger", ["another CA", "no certificate", "plain text", "TLS 1.2"])
 async def test_strangers_are_not_read_at_all(tmp_path: Path, stranger: str) -> None:
     certs.make(tmp_path / "ours", ["node-1", "node-2"])
