@@ -53,6 +53,7 @@ IDS_GIVEN_KEPT = 64
 MEMBERSHIPS_KEPT = 8  # two count at once at most; the rest is for those who look back
 PARTITIONS_MAX = 100_000  # of one topic
 OFFSET_MAX = (1 << 63) - 1
+LOSS_IDS = 1 << 20  # producer ids that a loss which the operator accepted may have taken along
 
 
 class State:
@@ -185,6 +186,8 @@ class State:
                 self.membership = [*self.membership[1 - MEMBERSHIPS_KEPT :], (end, change)]
             case EpochStart():
                 self.history.append(HistoryEntry(epoch, NodeId(change.leader), position, previous, change.accept_loss))
+                if change.accept_loss:  # ids may have been told that stood in what was lost: none of them again
+                    self.next_producer_id += LOSS_IDS
 
     def _group(self, name: str, end: Position) -> GroupState:
         group = self.groups.get(name)

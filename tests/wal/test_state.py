@@ -150,11 +150,11 @@ def test_a_snapshot_cut_off_in_the_middle_never_counts() -> None:
     tape.change(SnapshotPart(0, 2, b"\0" * PART_BYTES))
     assert tape.state.snapshot_pending
     assert tape.state.snapshot() == before
-    tape.change(ProducerIdGiven(1000))
+    tape.change(ProducerIdGiven(5_000_000))
     assert not tape.state.snapshot_pending
     with pytest.raises(BadFrame):
         tape.change(SnapshotPart(1, 2, b"rest"))
-    assert tape.state.next_producer_id == 1001
+    assert tape.state.next_producer_id == 5_000_001
 
 
 def test_what_cannot_stand_in_the_log() -> None:
@@ -218,6 +218,13 @@ def test_kf60_a_producer_id_is_never_given_twice() -> None:
     tape.change(ProducerIdGiven(7))
     tape.change(ProducerIdGiven(3))
     assert State.restore(tape.state.snapshot()).next_producer_id == 8
+
+
+def test_kf60_ids_that_were_lost_are_not_given_out_again() -> None:
+    tape = Tape()
+    tape.change(ProducerIdGiven(7))
+    tape.change(EpochStart(2, "dir", accept_loss=True))
+    assert State.restore(tape.state.snapshot()).next_producer_id > 1_000_000
 
 
 def test_history_says_where_an_epoch_began_and_after_what() -> None:
