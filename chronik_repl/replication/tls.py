@@ -21,6 +21,7 @@ from chronik_repl.wal.seam import Buffer
 RECORD_BYTES_MAX = 16 * 1024 + 512  # with what the cipher adds
 CIPHERTEXT_BYTES_MIN = 32 * 1024
 CIPHERTEXT_BYTES_MAX = 512 * 1024  # received at once
+ANSWERS_BYTES_MAX = 64 * 1024
 PIECE_BYTES = 256 * 1024  # is enciphered and sent before the next, so that a large send holds no second copy
 
 
@@ -31,6 +32,7 @@ class TlsStream:
         self._outgoing = ssl.MemoryBIO()
         self._engine = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._ciphertext = memoryview(bytearray(CIPHERTEXT_BYTES_MIN))
+        self._answers_bytes = 0  # of the engine's own, that wait to be sent
 
     def version(self) -> str | None:
         return self._engine.version()
@@ -83,12 +85,20 @@ class TlsStream:
                 return size
             except ssl.SSLError as error:
                 raise trio.BrokenResourceError from error
-            if self._outgoing.pending:  # the engine answers by itself, as to a change of keys
-                await self._flush()
+            if self._outgoing.pending:
+                self._answer()
             if size:
                 return size
             if not await self._feed(least):
                 return 0
+
+    def _answer(self) -> None:
+        """The engine answers by itself, as to a change of keys. Another task may be waiting to send: the answer goes
+        with what that one has, or with what is sent next."""
+        data = self._outgoing.read()
+        self._answers_bytes = 0 if self.transport.send_now(data) else self._answers_bytes + len(data)
+        if self._answers_bytes > ANSWERS_BYTES_MAX:
+            raise trio.BrokenResourceError("the peer asks for new keys and does not take the answers")
 
     async def _feed(self, least: int) -> bool:
         room = self._ciphertext
