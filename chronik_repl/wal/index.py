@@ -109,6 +109,7 @@ class ActiveIndex:
         self.ends = array("Q")  # of every frame
         self.checksums = array("I")
         self.next_offsets: dict[tuple[str, int], int] = {}  # at the segment's end, once it has one
+        self.first_batch_ms: int | None = None  # when the leader got it
         self.closed = False
 
     def add(self, key: tuple[str, int], base: int, timestamp: int, position: int, size: int, records: int) -> None:
@@ -124,6 +125,8 @@ class ActiveIndex:
         self.ends.append(frame.position + frame.size)
         self.checksums.append(frame.checksum)
         if frame.kind == Kind.DATA:
+            if not self.rows:
+                self.first_batch_ms = frame.timestamp_ms
             (timestamp,) = MAX_TIMESTAMP.unpack_from(frame.data, MAX_TIMESTAMP_AT)
             self.add(
                 (topic, frame.partition), frame.base_offset, timestamp, frame.position, frame.size, frame.record_count

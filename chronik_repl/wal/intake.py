@@ -126,6 +126,8 @@ class Intake:
             add_end(end)
             add_checksum(checksum)
             if entries is None:
+                if not rows:
+                    index.first_batch_ms = time_ms
                 entries = rows[key] = bytearray()
             entries += pack(base, newest_ms, position - start, size, count, 0)
             if show_at is None:

@@ -2,6 +2,9 @@
 
 By size and by age, whole segments from the front, and never what a member still needs: at most what every member has
 durable, or `keep_bytes` behind the end for a member that is slower than that. A log can begin only at a whole snapshot.
+
+The segment that is written never goes, so one that fills slowly has to end by its age: an eighth of the retention time
+after its first batch, at most a day. So a batch goes at most that much later than the settings say.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from chronik_repl.positions import Position
 from chronik_repl.wal.values import LogSettings
 
 HOUR_MS = 3_600_000
+ROLL_PARTS = 8  # of the retention time
+ROLL_HOURS_MAX = 24.0
 
 
 class Held(NamedTuple):
@@ -47,3 +52,11 @@ def retention_due(
         if (too_much or too_old) and segment.may_begin:
             due = segment.start
     return due
+
+
+def roll_due(first_batch_ms: int | None, now_ms: int, settings: LogSettings) -> bool:
+    """Whether the active segment, whose first batch is of that time, should end. One without batches need not: nothing
+    in it is to go."""
+    if first_batch_ms is None or settings.retention_hours <= 0:
+        return False
+    return now_ms - first_batch_ms > min(settings.retention_hours / ROLL_PARTS, ROLL_HOURS_MAX) * HOUR_MS

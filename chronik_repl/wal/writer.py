@@ -19,6 +19,7 @@ from chronik_repl.wal.disk import Buffer
 from chronik_repl.wal.frame import OVERHEAD, BadFrame, Frame, Kind, decode, encode, topic_prefix
 from chronik_repl.wal.index import ActiveIndex
 from chronik_repl.wal.intake import Intake
+from chronik_repl.wal.retention import roll_due
 from chronik_repl.wal.segments import Segment, Store
 from chronik_repl.wal.snapshot import split
 from chronik_repl.wal.state import BATCH, PartitionState, State, kind_of
@@ -133,6 +134,8 @@ class Writer:
             part.produced(producer_id, producer_epoch, sequence, (base, end, record_count), now_ms)
         active = self._active
         assert active is not None
+        if not active.rows:
+            active.first_batch_ms = now_ms
         active.ends.append(end)
         active.checksums.append(checksum)
         active.add((topic, partition), base, newest_ms, position, size, record_count)
@@ -185,6 +188,15 @@ class Writer:
         stats.appended_records += record_count
         for listener in self.listeners:
             listener(position, frame, record_count)
+
+    def roll_aged(self, now_ms: int) -> bool:
+        """Begin a new segment if the active one's first batch is old enough for that; True if so."""
+        if self.refusal is not None:
+            raise self.refusal
+        if self._active is None or not roll_due(self._active.first_batch_ms, now_ms, self._settings):
+            return False
+        self._roll()
+        return True
 
     def _roll(self) -> None:
         """The leader begins a new segment, with a snapshot of the state."""

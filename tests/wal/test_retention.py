@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import trio
 
-from chronik_repl.errors import OutOfRange
+from chronik_repl.errors import NotLeader, OutOfRange
 from chronik_repl.positions import Position
 from chronik_repl.wal.changes import LogStartMoved
 from chronik_repl.wal.log import Log, LogSettings
-from chronik_repl.wal.retention import HOUR_MS, Held, retention_due
+from chronik_repl.wal.retention import HOUR_MS, Held, retention_due, roll_due
 from tests.wal.workbench import (
     SETTINGS,
     Place,
@@ -75,6 +75,61 @@ def test_only_where_a_log_may_begin() -> None:
     torn = [held._replace(may_begin=held.start != 700) for held in SEGMENTS]
     assert due(segments=torn, retention_bytes=300) == 600
     assert due(segments=[]) is None
+
+
+def test_a_segment_ends_an_eighth_of_the_retention_time_after_its_first_batch() -> None:
+    week, month, never = (LogSettings(retention_hours=hours) for hours in (168, 720, 0))
+    assert not roll_due(0, 21 * HOUR_MS, week)
+    assert roll_due(0, 21 * HOUR_MS + 1, week)
+    assert not roll_due(0, 24 * HOUR_MS, month)
+    assert roll_due(0, 24 * HOUR_MS + 1, month), "a day at most"
+    assert not roll_due(None, 10**15, week), "nothing in it is to go"
+    assert not roll_due(0, 10**15, never)
+
+
+async def test_what_an_idle_log_holds_goes_in_time(place: Place) -> None:
+    """A batch, and then nothing for days: it stood in the active segment and never went."""
+    settings = LogSettings(segment_bytes=8192, min_free_bytes=0, retention_hours=80, scrub_mb_per_s=0)
+    hour = 0
+    disk = place.disk()
+    log = await Log.open(disk, settings, "workbench", clock_ms=lambda: hour * HOUR_MS)
+    gone_at: int | None = None
+    async with trio.open_nursery() as nursery:
+        await nursery.start(log.run)
+        lead(log)
+        log.append_batch("t", 0, batch(3), record_count=3)
+        await settle(log)
+        for hour in range(1, 500):
+            log.roll_aged(hour * HOUR_MS)
+            due = log.retention_due(hour * HOUR_MS, [log.end])
+            if due is not None:
+                log.append_change(LogStartMoved(due))
+                gone_at = hour
+            await settle(log)
+        assert gone_at == 11 + 80 + 1, "rolled after ten hours, gone eighty later"
+        await removed(log, 1)
+        assert log.segments == 1, "and without batches no segment ends by its age"
+        assert log.log_start_offset("t", 0) == log.end_offset("t", 0) == 3
+        nursery.cancel_scope.cancel()
+    await log.close()
+    disk.close()
+
+
+async def test_the_age_of_the_active_segment_is_known_after_a_restart(place: Place) -> None:
+    settings = LogSettings(segment_bytes=8192, min_free_bytes=0, retention_hours=80, scrub_mb_per_s=0)
+    async with opened(place, settings) as log:
+        lead(log)
+        first = log.append_batch("t", 0, batch(3), record_count=3).timestamp_ms
+        await settle(log)
+    async with opened(place, settings) as log:
+        with pytest.raises(NotLeader):
+            log.roll_aged(first)
+        lead(log, 2)
+        assert not log.roll_aged(first + 10 * HOUR_MS)
+        assert log.roll_aged(first + 10 * HOUR_MS + 1)
+        assert not log.roll_aged(first + 100 * HOUR_MS)
+        await settle(log)
+        assert log.segments == 2
 
 
 async def removed(log: Log, count: int) -> None:
