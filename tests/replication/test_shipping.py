@@ -17,7 +17,7 @@ from chronik_repl.errors import NotLeader
 from chronik_repl.positions import Position
 from chronik_repl.replication.streams import TcpStream
 from chronik_repl.standing import FollowerStatus
-from tests.replication.cluster import Cluster, Running, produce, produced, running_cluster, until
+from tests.replication.cluster import TOPIC, Cluster, Running, produce, produced, running_cluster, until
 from tests.replication.proxy import Wire
 
 
@@ -92,6 +92,20 @@ async def test_kf27_slow_follower_pins_neither_memory_nor_segments(
         wires[3].mend()
         await cluster.same_logs()  # it was too old, and began anew from the leader's log start
         assert cluster.nodes[3].up.log.start > 0
+
+
+async def test_what_stands_in_the_active_segment_goes_by_age_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One record and then silence: the leader ends the segment by its age, and every node removes it in time."""
+    monkeypatch.setattr(leader_module, "RETENTION_INTERVAL_S", 0.05)
+    async with running_cluster(tmp_path) as cluster:
+        leader, _ = await wired(cluster, 1, wal_retention_hours="0.0003")  # a second, and an eighth of one
+        produce(leader, b"old")
+        for node in (leader, cluster.nodes[2]):
+            log = node.up.log
+            await until(lambda: log.start > 0, "the segment is gone")  # noqa: B023
+            await until(lambda: log.log_start_offset(TOPIC, 0) == 1, "the record is gone")  # noqa: B023
 
 
 async def test_kf28_retention_passes_a_catch_up_that_is_reading(
