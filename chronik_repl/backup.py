@@ -26,6 +26,7 @@ from chronik_repl.positions import NOBODY, Position
 from chronik_repl.wal.disk import RealDisk, Write
 from chronik_repl.wal.segment import FOLDER, FRAMES_AT, NAME, best_mark, decode_header
 from chronik_repl.wal.verify import verify
+from chronik_repl.words import count_of
 
 PIECE_BYTES = 8 * 1024 * 1024
 
@@ -56,7 +57,7 @@ def backup(source: Path, target: Path, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps({"target": str(target), **copied._asdict()}))
         return 0
-    print(f"{target}: {copied.segments} segments, positions {copied.start} to {copied.end}")
+    print(f"{target}: {count_of(copied.segments, 'segment')}, positions {copied.start} to {copied.end}")
     print(
         f"Start it as a new node: CHRONIK_NODE_ID=<its own> CHRONIK_DATA_DIR={target} chronik-follower", file=sys.stderr
     )

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chronik_repl.errors import Refused
-from chronik_repl.words import size_of
+from chronik_repl.words import count_of, size_of
 
 WATCH_INTERVAL_S = 1.0
 STATE_STYLES = {
@@ -80,7 +80,8 @@ def status_table(status: dict[str, Any], rate: str = "") -> RenderableType:
     )
     head.add_row(
         "",
-        f"{size_of(log['bytes_on_disk'])} in {log['segments']} segments, {log['topics']} topics; "
+        f"{size_of(log['bytes_on_disk'])} in {count_of(log['segments'], 'segment')}, "
+        f"{count_of(log['topics'], 'topic')}; "
         f"{size_of(log['free_bytes'])} free",
     )
     if rate:

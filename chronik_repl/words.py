@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def count_of(number: int, what: str) -> str:
+    """1 topic, 2 topics."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def size_of(count: float) -> str:
     """1536 → 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):

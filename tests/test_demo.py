@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from chronik_repl.demo.__main__ import main
 from chronik_repl.demo.scratch import PREFIX, scratch_folder
 from tests.http.browser import has_browser, open_page
 
@@ -140,6 +141,15 @@ async def gone(folder: Path) -> None:
         while left := list(processes_of(folder)):
             assert len(left) < 100
             await trio.sleep(0.05)
+
+
+def test_what_is_missing_is_said_with_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["demo"])
+    assert main() == 2
+    assert "pip install 'chronik-repl[demo]'" in capsys.readouterr().out
 
 
 def test_only_a_dead_demos_folder_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,8 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console(highlight=False)
     if importlib.util.find_spec("confluent_kafka") is None:
-        console.print("demo: confluent-kafka is missing. Run scripts/setup, or: pip install 'chronik-repl[demo]'")
+        needed = "demo: confluent-kafka is missing. Run scripts/setup, or: pip install 'chronik-repl[demo]'"
+        console.print(needed, markup=False, soft_wrap=True)
         return 2
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, _interrupt)
