@@ -68,6 +68,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert path.exists(), f"{page.relative_to(ROOT)} → {target}"
 
 
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_are_there(page: Path) -> None:
+    for name in re.findall(r"(?<![\w/.-])((?:chronik_repl|tests|scripts|config|docs)/[\w./-]*\w)", page.read_text()):
+        assert (ROOT / name).exists(), f"{page.relative_to(ROOT)} names {name}"
+
+
 def test_every_command_has_help_with_examples() -> None:
     chronik = Path(sys.executable).parent / "chronik"
     top = subprocess.run([chronik, "--help"], capture_output=True, text=True, check=True).stdout
