@@ -6,16 +6,20 @@ never answered. Positions are byte addresses, so a lag in positions is a lag in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from chronik_repl.http.history import name_of
 from chronik_repl.meters import METERS
 from chronik_repl.standing import FollowerState, FollowerStatus, House, Role, Status
+from chronik_repl.wal.values import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -78,6 +82,10 @@ LOG_STATS_GAUGES: dict[str, tuple[str, str]] = {
     "group_bytes": ("log_group_bytes", "Bytes in the last group."),
     "group_frames": ("log_group_frames", "Frames in the last group."),
 }
+LOG_HISTOGRAMS: dict[str, tuple[str, str]] = {
+    "commit_seconds": ("wal_commit_seconds", "From handing a group to the disk to its fdatasync's end."),
+    "committed_bytes": ("wal_group_bytes", "Bytes that one fdatasync made durable."),
+}
 
 
 def render(house: House) -> bytes:
@@ -123,6 +131,11 @@ def _log(stats: object) -> Iterator[Metric]:
         yield CounterMetricFamily(f"chronik_{name}", meaning, value=getattr(stats, field))
     for field, (name, meaning) in LOG_STATS_GAUGES.items():
         yield GaugeMetricFamily(f"chronik_{name}", meaning, value=getattr(stats, field))
+    for field, (name, meaning) in LOG_HISTOGRAMS.items():
+        histogram: Histogram = getattr(stats, field)
+        bounds = map(floatToGoString, (*histogram.bounds, math.inf))
+        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+        yield HistogramMetricFamily(f"chronik_{name}", meaning, buckets=buckets, sum_value=histogram.sum)
 
 
 def _followers(status: Status) -> Iterator[Metric]:

@@ -167,6 +167,8 @@ class Committer:
         stats.commit_s += now - started
         stats.commit_last_s = now - started
         stats.commit_longest_s = max(stats.commit_longest_s, now - started)
+        stats.commit_seconds.observe(now - started)
+        stats.committed_bytes.observe(group.size)
         self._done(group.end, group.chain)
         self._stale.set()
         self._unchecked_bytes += group.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -62,6 +63,29 @@ class Damage(msgspec.Struct, frozen=True):
     offset: int = -1
 
 
+class Histogram(msgspec.Struct):
+    """How many values were at most each bound, and their sum. What is beyond the last bound counts too."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = []
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+def _commit_seconds() -> Histogram:
+    return Histogram((1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0))
+
+
+def _group_bytes() -> Histogram:
+    return Histogram(tuple(1024.0 * 4**power for power in range(8)))  # 1 KiB to 16 MiB
+
+
 class LogStats(msgspec.Struct):
     """Counters since the log was opened."""
 
@@ -77,6 +101,8 @@ class LogStats(msgspec.Struct):
     commit_s: float = 0.0  # spent in commits, as the event loop sees them
     commit_last_s: float = 0.0
     commit_longest_s: float = 0.0
+    commit_seconds: Histogram = msgspec.field(default_factory=_commit_seconds)
+    committed_bytes: Histogram = msgspec.field(default_factory=_group_bytes)  # of each group
     fetched_bytes: int = 0
     read_bytes: int = 0  # from files, for fetches and catch-up
     indexes_rebuilt: int = 0

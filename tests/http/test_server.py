@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import urllib.error
 import urllib.request
@@ -122,7 +123,7 @@ async def test_metrics_follow_the_conventions(tmp_path: Path) -> None:
         for family in families.values():
             assert family.name.startswith("chronik_")
             assert family.documentation.endswith("."), family.name
-            assert family.type in ("counter", "gauge")
+            assert family.type in ("counter", "gauge", "histogram")
             for sample in family.samples:
                 assert sample.name.endswith("_total") == (family.type == "counter"), sample.name
                 assert not re.search(r"_(ms|kb|mb|millis|percent)(_|$)", sample.name), "base units"
@@ -139,6 +140,27 @@ async def test_metrics_follow_the_conventions(tmp_path: Path) -> None:
         assert families["chronik_kafka_requests"].samples[0].value == 3
         assert families["chronik_log_high_watermark_position"].samples[0].value == door.house.log.committed.value
         assert families["chronik_replication_parity_mismatches"].samples[1].value == 1
+
+
+async def test_commits_are_histograms(tmp_path: Path) -> None:
+    async with opened(tmp_path) as door:
+        stats = door.house.log.stats
+        _, text, _ = await door.get("/metrics")
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        groups = stats.groups_committed
+        assert groups > 0
+        for name, total in (("wal_commit_seconds", stats.commit_s), ("wal_group_bytes", stats.appended_bytes)):
+            family = families[f"chronik_{name}"]
+            assert family.type == "histogram"
+            counts = [(float(s.labels["le"]), s.value) for s in family.samples if s.name.endswith("_bucket")]
+            assert counts == sorted(counts), "cumulative, and so are the bounds"
+            assert counts[-1] == (math.inf, groups)
+            assert len(counts) >= 8
+            (count,) = (s.value for s in family.samples if s.name.endswith("_count"))
+            (summed,) = (s.value for s in family.samples if s.name.endswith("_sum"))
+            assert count == groups
+            assert summed == pytest.approx(total)
+        assert 'chronik_wal_group_bytes_bucket{le="1.048576e+06"}' in text
 
 
 async def test_history_grows_and_can_be_asked_from_a_time_on(tmp_path: Path) -> None:
