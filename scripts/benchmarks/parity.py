@@ -30,6 +30,7 @@ from tests.spark.logs import Writer, batch
 GB = 1 << 30
 MB = 1 << 20
 SEGMENT_BYTES = 64 * MB
+COPIES = 3
 TAIL_BYTES = 8 * MB  # of the active segment, which every run reads
 
 
@@ -47,12 +48,20 @@ def make_log(folder: Path, size: int, frame_bytes: int) -> Path:
 
 
 def copies_of(folder: Path, count: int, *, linked: bool = False) -> list[Path]:
-    copies = [folder]
-    for number in range(1, count):
-        copy = folder.with_name(f"{folder.name}-{number}")
+    copies = [folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(1, count))]
+    for copy in copies[1:]:
         shutil.copytree(folder, copy, copy_function=os.link if linked else shutil.copy2)
-        copies.append(copy)
     return copies
+
+
+def three_copies(folder: Path, size: int, frame_bytes: int, *, linked: bool = False) -> list[Path]:
+    """Made, unless an earlier run has left them there (`--keep`)."""
+    first = folder / f"log-{size}-{frame_bytes}{'-linked' if linked else ''}"
+    done = first.with_suffix(".done")
+    if not done.exists():
+        copies_of(make_log(first, size, frame_bytes), COPIES, linked=linked)
+        done.touch()
+    return [first, *(first.with_name(f"{first.name}-{number}") for number in range(1, COPIES))]
 
 
 def sha256(path: str) -> int:
@@ -78,9 +87,11 @@ def hash_rate(copies: list[Path]) -> float:
 def compare(report: Report, spark: Any, folder: Path, size: int, frame_bytes: int, bar: float, rounds: int) -> None:
     """Hash and compare in turns, and take the best of each: what else runs on the machine should hit both alike."""
     name = f"{frame_bytes // 1024} KB frames"
-    copies = copies_of(make_log(folder / f"log-{frame_bytes}", size + TAIL_BYTES, frame_bytes), 3)
+    copies = three_copies(folder, size + TAIL_BYTES, frame_bytes)
     named = tuple((f"copy-{number}", str(copy)) for number, copy in enumerate(copies))
-    options = Options(named, state=str(folder / f"state-{frame_bytes}"))
+    state = folder / f"state-{frame_bytes}"
+    shutil.rmtree(state, ignore_errors=True)
+    options = Options(named, state=str(state))
     hash_rate(copies)  # once before, for the page cache
     reference, best = 0.0, None
     for _ in range(rounds):
@@ -96,8 +107,6 @@ def compare(report: Report, spark: Any, folder: Path, size: int, frame_bytes: in
     assert later.verdict == "same", later
     report.at_most(f"{name}: read by the second run", later.bytes_read / MB, "MB", best.bytes_read / MB, 0.1)
     report.at_most(f"{name}: time of the second run", later.work_s, "s", best.work_s, 0.1)
-    for copy in copies:
-        shutil.rmtree(copy)
 
 
 def peak_memory(copies: list[Path]) -> dict[str, int]:
@@ -137,31 +146,48 @@ def resident(pid: int) -> int:
 def measure_memory(report: Report, folder: Path, small: int, large: int) -> None:
     peaks = []
     for size in (small, large):
-        copies = copies_of(make_log(folder / f"memory-{size}", size, 64 * 1024), 3, linked=True)
-        peaks.append(peak_memory(copies))
-        for copy in copies:
-            shutil.rmtree(copy)
+        peaks.append(peak_memory(three_copies(folder, size, 64 * 1024, linked=True)))
     for kind in ("driver", "JVM", "workers"):
         name = f"memory of the {kind}, log of {large / GB:.3g} GB against {small / GB:.3g} GB"
         report.at_most(name, peaks[1][kind] / MB, "MB", peaks[0][kind] / MB, 1.25)
 
 
+def measure(report: Report, options: argparse.Namespace, folder: Path) -> None:
+    size, small, large, rounds = (GB, GB // 4, GB, 1) if options.quick else (4 * GB, GB, 8 * GB, 3)
+    rounds = options.rounds or rounds
+    if options.only in (None, "memory"):
+        measure_memory(report, folder, small, large)
+    if options.only == "memory":
+        return
+    began = time.perf_counter()
+    spark = open_session("local[2]")
+    report.add("start-up of Spark", time.perf_counter() - began, "s")
+    spark.sparkContext.parallelize(range(4), 4).map(lambda x: x).collect()
+    report.add("start-up with its Python workers", time.perf_counter() - began, "s")
+    for name, frame_bytes, bar in (("64KB", 64 * 1024, 0.5), ("1KB", 1024, 0.2)):
+        if options.only in (None, name):
+            compare(report, spark, folder, size, frame_bytes, bar, rounds)
+    spark.stop()
+
+
 def main(options: argparse.Namespace) -> int:
     report = Report("parity", options)
-    size, small, large, rounds = (GB, GB // 4, GB, 1) if options.quick else (4 * GB, GB, 8 * GB, 3)
-    with scratch_folder() as scratch:
-        folder = Path(scratch)
-        measure_memory(report, folder, small, large)
-        began = time.perf_counter()
-        spark = open_session("local[2]")
-        report.add("start-up of Spark", time.perf_counter() - began, "s")
-        spark.sparkContext.parallelize(range(4), 4).map(lambda x: x).collect()
-        report.add("start-up with its Python workers", time.perf_counter() - began, "s")
-        compare(report, spark, folder, size, 64 * 1024, 0.5, rounds)
-        compare(report, spark, folder, size, 1024, 0.2, rounds)
-        spark.stop()
+    if options.keep:
+        Path(options.keep).mkdir(parents=True, exist_ok=True)
+        measure(report, options, Path(options.keep))
+    else:
+        with scratch_folder() as scratch:
+            measure(report, options, Path(scratch))
     return report.finish()
 
 
+def parser() -> argparse.ArgumentParser:
+    found = arguments("parity", "Compare three copies, against hashing the same files.")
+    found.add_argument("--only", choices=("memory", "64KB", "1KB"), help="one part of it")
+    found.add_argument("--rounds", type=int, default=0, help="the best of so many; default 3, with --quick 1")
+    found.add_argument("--keep", metavar="DIR", help="make the logs there, leave them, and use those that are there")
+    return found
+
+
 if __name__ == "__main__":
-    sys.exit(main(arguments("parity", "Compare three copies, against hashing the same files.").parse_args()))
+    sys.exit(main(parser().parse_args()))

@@ -120,12 +120,6 @@ def test_into_parquet_with_kill_9_every_record_once(spark: Any, tmp_path: Path) 
         "--conf spark.driver.host=127.0.0.1 pyspark-shell",
     }
 
-    def start() -> subprocess.Popen[bytes]:
-        with open(tmp_path / "pipeline.log", "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, str(script)], env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-
     def committed() -> int:
         """The position up to which batches are committed."""
         done = {p.name for p in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")}
@@ -135,19 +129,21 @@ def test_into_parquet_with_kill_9_every_record_once(spark: Any, tmp_path: Path) 
         ]
         return max(ends, default=0)
 
-    running = start()
+    with open(tmp_path / "pipeline.log", "ab") as log:
+        running = subprocess.Popen(
+            [sys.executable, str(script)], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         wait_for(lambda: running.poll() is not None or committed() > 0, "something is in Parquet", 240)
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait(20)
     assert 0 < committed() < writer.position, (tmp_path / "pipeline.log").read_text()[-3000:]
-    running = start()
-    try:
-        wait_for(lambda: running.poll() is not None or committed() == writer.position, "all is in Parquet", 240)
-    finally:
-        os.killpg(running.pid, signal.SIGKILL)
-        running.wait(20)
+    # Another process goes on from there: this one.
+    code = script.read_text()
+    assert "query.awaitTermination()" in code
+    exec(code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()"), {})
+    assert committed() == writer.position
     table = spark.read.parquet(str(tmp_path / "table"))
     counted = table.selectExpr("count(*) as n", "count(distinct partition, offset) as d").collect()[0]
     assert (counted.n, counted.d) == (15_000, 15_000), (tmp_path / "pipeline.log").read_text()[-3000:]
