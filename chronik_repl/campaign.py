@@ -111,7 +111,8 @@ class Campaign:
         local, settings = self._local, self._local.settings
         if promoted:
             raise Refused("this node's log is empty: promote one that holds the log")
-        match epochs.founding(settings.replication_followers, asked, settings.bootstrap):
+        others = [address for address in settings.replication_followers if address != local.replication_address]
+        match epochs.founding(others, asked, settings.bootstrap):
             case epochs.Wait(missing):
                 raise Refused(missing)
             case epochs.Yield(_, _, reason):

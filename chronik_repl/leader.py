@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import trio
 
+from chronik_repl.addresses import split_address
 from chronik_repl.errors import ChronikError, DiskFull, NotLeader, Refused
 from chronik_repl.positions import Epoch, NodeId, Position
 from chronik_repl.replication import epochs, progress
@@ -150,6 +151,7 @@ class Leadership:
     ) -> None:
         """Lead until deposed; raises Deposed. `members`: what an accepted loss, or founding, makes of them."""
         log, me = self._log, self._local.me
+        self._still()  # `begin_epoch` accepts again, whatever was refused before
         start = log.begin_epoch(self.epoch, EpochStart(me.node_id, me.directory_id, accept_loss))
         end = start.end
         if members is not None:
@@ -173,8 +175,12 @@ class Leadership:
             finally:
                 log.durable.watchers.remove(self)
             nursery.cancel_scope.cancel()
-        promise = self._deposed_by
-        raise Deposed(promise, again=promise.epoch == self.epoch)
+        self._still()
+
+    def _still(self) -> None:
+        """Raises Deposed if it is over: also before it began."""
+        if self._deposed.is_set():
+            raise Deposed(self._deposed_by, again=self._deposed_by.epoch == self.epoch)
 
     def depose(self, promise: epochs.Promise) -> None:
         """From this step on nothing is accepted, and no ack counts. Whoever waits is told."""
@@ -396,6 +402,10 @@ class Leadership:
     async def add_member(self, address: str) -> None:
         """Dial there; whoever answers is added once it has caught up."""
         assert self._nursery is not None
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise Refused(f"no such address: {error}") from None
         link = self._links.get(address)
         if link is None or not link.live:
             if link is not None:

@@ -443,7 +443,9 @@ class Node:
                 await self._as_leader().add_member(str(request.get("address", "")))
                 return {"members": [_plain(peer) for peer in self.peers]}
             case "members-remove":
-                await self._as_leader().remove_member(int(request.get("node_id", 0)))
+                if not isinstance(node_id := request.get("node_id"), int):
+                    raise Refused("which node? `node_id` is a number")
+                await self._as_leader().remove_member(node_id)
                 return {"members": [_plain(peer) for peer in self.peers]}
             case other:
                 raise Refused(f"{other!r} is no command of this version")

@@ -10,6 +10,10 @@ import trio
 import trio.lowlevel
 
 from chronik_repl.errors import CannotLead, NotLeader, Refused
+from chronik_repl.leader import Deposed, Leadership
+from chronik_repl.positions import Epoch
+from chronik_repl.replication.epochs import Promise
+from chronik_repl.wal.changes import TopicMade
 from tests.ports import free_port
 from tests.replication.cluster import Cluster, Running, produce, produced, running_cluster, until
 
@@ -73,6 +77,48 @@ async def test_founding_waits_for_everyone_listed_or_bootstrap(tmp_path: Path) -
         leader.variables["bootstrap"] = "true"
         await leader.start()
         await until(lambda: leader.up.ready, "it leads")
+
+
+async def test_a_list_that_names_the_node_itself_is_good_for_every_node(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        nodes = await prepared(cluster)
+        mine, theirs = nodes[1].variables["wal_receiver_bind_addr"], nodes[1].variables["replication_followers"]
+        nodes[1].variables["replication_followers"] = f"{mine},{theirs}"
+        for node_id in NODES:
+            await nodes[node_id].start()
+        await until(lambda: nodes[1].up.accepting and len(nodes[1].up.peers) == 3, "node 1 leads, all are members")
+
+
+async def test_a_leadership_that_ended_before_its_first_step_writes_nothing(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.leader_and(1)
+        node = cluster.nodes[2].up
+        end = node.log.end
+        leadership = Leadership(node._local, Epoch(7), lambda connection, asked: None)
+        leadership.depose(Promise(8, 3, "another"))
+        with pytest.raises(Deposed):
+            await leadership.run()
+        assert node.log.end == end
+        with pytest.raises(NotLeader):
+            node.log.append_change(TopicMade("t", 1))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"command": "members-add", "address": "nonsense"},
+        {"command": "members-add", "address": 7},
+        {"command": "members-remove", "node_id": "two"},
+        {"command": "members-remove"},
+    ],
+    ids=str,
+)
+async def test_a_command_that_makes_no_sense_is_refused(tmp_path: Path, command: dict[str, object]) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1)
+        with trio.fail_after(5.0), pytest.raises(Refused):
+            await leader.up.command(command, lambda text: None)
+        await leader.up.log.committed.wait(produce(leader, b"it goes on").end)
 
 
 async def test_kf59_restarted_old_leader_follows_the_new_one(tmp_path: Path) -> None:
