@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.crash.faults import CannotDo, PowerCuts, can_shut_down, fail_nth_sync, kill_at_write
+from tests.crash.faults import CannotDo, PowerCuts, can_shut_down, fail_nth_sync, kill_at_write, kill_inside_write
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/faults", description="Hurt a log on purpose, and look what is left.")
-    parser.add_argument("fault", choices=("power-cut", "kill", "eio", "damage"))
+    parser.add_argument("fault", choices=("power-cut", "kill", "torn-write", "eio", "damage"))
     parser.add_argument("--times", type=int, default=200, help="power cuts, or the highest n of the nth write or sync")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the power cuts")
     options = parser.parse_args()
     runs: dict[str, Callable[[argparse.Namespace, Path], Iterator[str]]] = {
         "power-cut": power_cuts,
         "kill": lambda o, scratch: at_each(kill_at_write, o, scratch),
+        "torn-write": lambda o, scratch: at_each(kill_inside_write, o, scratch),
         "eio": lambda o, scratch: at_each(fail_nth_sync, o, scratch),
         "damage": damage,
     }
@@ -54,7 +55,7 @@ def at_each(
     run: Callable[[Path, int, int], tuple[bool, str]], options: argparse.Namespace, scratch: Path
 ) -> Iterator[str]:
     for n in range(1, options.times + 1):
-        hit, wrong = run(scratch / str(n), n, max(8, n))
+        hit, wrong = run(scratch / str(n), n, max(8, options.times // 3))
         if not hit:
             return
         yield wrong

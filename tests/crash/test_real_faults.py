@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,15 @@ import trio
 
 from chronik_repl.errors import ChronikError, DiskFailed, DiskFull
 from chronik_repl.wal.values import LogSettings
-from tests.crash.faults import CannotDo, PowerCuts, can_shut_down, fail_nth_sync, kill_at_write, mounted
+from tests.crash.faults import (
+    CannotDo,
+    PowerCuts,
+    can_shut_down,
+    fail_nth_sync,
+    kill_at_write,
+    kill_inside_write,
+    mounted,
+)
 from tests.crash.life import live, missing
 
 
@@ -31,8 +40,19 @@ def test_kf15_a_failed_fdatasync_is_final_and_what_was_acked_is_there(tmp_path: 
     assert at_each(fail_nth_sync, [1, 2, 3, 5, 8, 11], tmp_path) >= 5
 
 
-def test_kill_9_at_each_nth_write(tmp_path: Path) -> None:
-    assert at_each(kill_at_write, [1, 2, 4, 7, 11, 16], tmp_path) >= 5
+def test_kill_9_in_the_middle_of_each_write(tmp_path: Path) -> None:
+    """Every write of the run, to its end: frames, marks, headers, the filling of spares, indexes."""
+    for n in itertools.count(1):
+        hit, wrong = kill_inside_write(tmp_path / str(n), n)
+        assert not wrong, f"at write {n}: {wrong}"
+        if not hit:
+            break
+    assert n > 80
+
+
+def test_kill_9_from_outside_at_some_writes(tmp_path: Path) -> None:
+    """The same by strace, which stops the process at the door of the system call."""
+    assert at_each(kill_at_write, [2, 7, 16], tmp_path) >= 2
 
 
 def test_kf10_a_true_power_cut_twenty_times(tmp_path: Path) -> None:
@@ -84,12 +104,11 @@ def test_kf17_a_full_file_system_and_the_restart_once_there_is_space(tmp_path: P
 
 
 async def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
-    said: list[str] = []
+    alive = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(live, tmp_path, 10_000, 1, said.append)
+        nursery.start_soon(live, tmp_path, 10_000, 1, lambda _: alive.set())
         with trio.fail_after(30):
-            while not said:
-                await trio.sleep(0.01)
+            await alive.wait()
         with pytest.raises(ChronikError, match="in use by process"):
             await missing(tmp_path, [])
         nursery.cancel_scope.cancel()
