@@ -18,11 +18,13 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import structlog
 import trio
 
@@ -58,6 +60,8 @@ GC_THRESHOLDS = (10_000, 20, 50)
 # glibc's malloc: freed memory of so many bytes is kept, and blocks up to that size come from there (malloc.h: mallopt).
 M_TRIM_THRESHOLD, KEPT_BYTES = -1, 32 * 1024 * 1024
 M_MMAP_THRESHOLD, BLOCK_BYTES_MAX = -3, 16 * 1024 * 1024
+# Open files that are not Kafka connections: 256 of other nodes, 200 of HTTP, 64 segments, the rest of the program.
+FILES_RESERVED, CONNECTIONS_MIN = 640, 16
 
 logger = structlog.get_logger("chronik")
 
@@ -83,7 +87,7 @@ def main(program: Program, arguments: Sequence[str], environ: Mapping[str, str] 
         settings = load(environ, program)
         set_up_logging(settings)
         _keep_memory()
-        trio.run(run, settings, program)
+        trio.run(run, _with_files_for(settings), program)
     except ConfigError as error:
         print(f"chronik-{program}: {error}", file=sys.stderr)
         return 2
@@ -128,6 +132,24 @@ def _keep_memory() -> None:
     if mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES_MAX)
+
+
+def _with_files_for(settings: Settings) -> Settings:
+    """A client must never take the last open file: the log's next segment could not be opened, which ends the process.
+    So the usual limit of 1,024 is raised as far as it may be, and where that is not enough fewer clients are let in."""
+    wanted = settings.kafka_max_connections + FILES_RESERVED
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        allowed = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+        if allowed < wanted:
+            room = max(CONNECTIONS_MIN, allowed - FILES_RESERVED)
+            logger.warning(
+                f"{allowed} open files are allowed: only {room} Kafka connections are taken; `ulimit -n {wanted}` "
+                f"(LimitNOFILE in systemd) gives CHRONIK_KAFKA_MAX_CONNECTIONS its {settings.kafka_max_connections}"
+            )
+            return msgspec.structs.replace(settings, kafka_max_connections=room)
+    return settings
 
 
 def _settle() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -122,3 +124,24 @@ def test_directory_in_use_is_refused(tmp_path: Path) -> None:
         assert second.process.wait(20) == 3
         assert str(first.process.pid) in second.said()
         first.process.send_signal(signal.SIGTERM)
+
+
+def test_clients_cannot_take_the_log_its_open_files(tmp_path: Path) -> None:
+    with running_processes(tmp_path) as cluster:
+        leader = cluster.add(1, "leader", prefix=("prlimit", "--nofile=700:700"))
+        leader.start(wal_segment_bytes="1MiB")
+        leader.wait_ready()
+        producer = Producer({"bootstrap.servers": leader.kafka, "acks": "all"})
+        producer.produce("orders", b"the first")
+        assert producer.flush(30) == 0
+        host, port = leader.kafka.split(":")
+        with contextlib.ExitStack() as held:
+            for _ in range(800):
+                held.enter_context(socket.create_connection((host, int(port))))
+            until(lambda: "chronik_kafka_connections 60" in (leader.get("/metrics") or ""), "it lets in what it can")
+            for _ in range(50):  # segments are made and sealed meanwhile
+                producer.produce("orders", b"x" * 100_000)
+            assert producer.flush(30) == 0
+            assert leader.alive, leader.said()[-2000:]
+        assert leader.status()["log"]["segments"] > 3
+        assert "only 60 Kafka connections" in leader.said()
