@@ -27,11 +27,12 @@ class Plots(Troubles):
             *super().kinds(),
             (12, self._split),
             (4, self._stillborn),
+            (3, self._returns_at_once),
             (6, self._several_at_once),
             (3, self._change_in_flight),
             (1, self._accept_loss),
             (5 if sync else 0, self._wiped_voter),
-            (3 if sync else 0, self._empty_founder),
+            (5 if sync else 0, self._empty_founder),
             (0 if sync else 8, self._deserter),
         ]
 
@@ -138,6 +139,21 @@ class Plots(Troubles):
                     await self._write(other, self.rng.choice((1, 8)))
                     break
         return f"{first.name} begins to lead and {fate or 'is cut off'}"
+
+    async def _returns_at_once(self) -> str:
+        """The old leader is back when another has just begun and nobody else has its start frame: it could win."""
+        if (cast := self._cast()) is None or self._nursery is None:
+            return ""
+        leading, (candidate, *others) = cast
+        fate = self._end(leading, self.rng.choice((0.5, 2.0)))
+        began = self.judge.beginnings[candidate.name] = trio.Event()
+        self._nursery.start_soon(lambda: self._promote_one(candidate, accept_loss=False))
+        with trio.move_on_after(4):
+            await began.wait()
+        with self._apart([candidate], others):
+            await self._wait_until(lambda: leading.node is not None, 2)
+            await self._nap(self.rng.choice((0.1, 1.0)))
+        return f"{leading.name} {fate} and is back when {candidate.name} begins"
 
     async def _several_at_once(self) -> str:
         """Several operators promote at the same time. Where there are others to be asked, the leader is dead."""
