@@ -223,12 +223,22 @@ def _one_at_a_time_in_c(records: int, program: str, folder: str) -> float:
 
 
 def _watch(http: str, found: Any, stop: Any) -> None:
-    while not stop.wait(0.05):
+    while not stop.wait(0.2):
         with (
             contextlib.suppress(OSError, ValueError),
             urllib.request.urlopen(f"http://{http}/status", timeout=5) as answer,
         ):
             found.extend([follower["lag_seconds"] for follower in json.load(answer)["followers"]])
+
+
+def _say_why(cluster: Cluster) -> Any:
+    """What the servers said, if the run ends in an error."""
+
+    def leave(kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            print(cluster.logs(), file=sys.stderr)
+
+    return leave
 
 
 def _complain(done: list[Produced]) -> None:
@@ -264,6 +274,7 @@ def main() -> int:
         cluster = None
         if not options.bootstrap:
             cluster = Cluster(Path(folder))
+            stack.push(_say_why(cluster))
             stack.callback(cluster.stop)
             cluster.start()
         bench = Bench(report, options.bootstrap or cluster.kafka[0], cluster, options, folder)  # type: ignore[union-attr]
@@ -273,7 +284,7 @@ def main() -> int:
         if wanted("1KB"):
             bench.throughput("1 KB", 1024, int(1_500_000 * scale), "MB/s", 150)
         if wanted("latency"):
-            bench.latency("256 B at half load", 256, min(rate, 250_000) / 2, 20 * scale)
+            bench.latency("256 B at half load", 256, min(rate, 250_000) / 2, max(5, 20 * scale))
         if wanted("one"):
             bench.one_at_a_time(int(5000 * scale), program, folder)
         if wanted("64"):

@@ -60,8 +60,7 @@ class Cluster:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._complete():
             if time.monotonic() > deadline:
-                logs = "\n".join((self.folder / f"node-{n}.log").read_text() for n in (1, 2, 3))
-                raise SystemExit(f"the cluster did not come up in {START_TIMEOUT_S:.0f} s:\n{logs}")
+                raise SystemExit(f"the cluster did not come up in {START_TIMEOUT_S:.0f} s:\n{self.logs()}")
             time.sleep(0.1)
 
     def _complete(self) -> bool:
@@ -70,6 +69,10 @@ class Cluster:
             streaming = [f for f in status["followers"] if f["member"] and f["state"] == "streaming"]
             return bool(status["ready"] and status["sync_replicas"] == 1 and len(streaming) == 2)
         return False
+
+    def logs(self) -> str:
+        """The last that each node said."""
+        return "\n".join((self.folder / f"node-{n}.log").read_text()[-4000:] for n in (1, 2, 3))
 
     def status(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"http://{self.http[0]}/status", timeout=5) as answer:
