@@ -9,6 +9,7 @@
     ├── FormatTooNew         stop; upgrade
     ├── DiskFailed           stop; nothing more is acked
     ├── DiskFull             refuse this append; reads go on
+    │   └── StateFull        refuse this change; everything that is there goes on
     ├── OutOfRange           the position or offset is not (or no longer) in the log
     ├── NotLeader            ask the leader; names it if it is known
     ├── CannotLead           stop; another node leads or should: says which, and how to rejoin
@@ -68,6 +69,10 @@ class DiskFailed(ChronikError):
 
 class DiskFull(ChronikError):
     """Below the floor of free space: appends are refused, reads go on."""
+
+
+class StateFull(DiskFull):
+    """Topics, groups and offsets have become too many: no more of them until some are removed."""
 
 
 class OutOfRange(ChronikError):

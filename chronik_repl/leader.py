@@ -27,6 +27,7 @@ from chronik_repl.replication.trail import Trail
 from chronik_repl.standing import FollowerStatus, Peer, peer_of
 from chronik_repl.wal.changes import EpochStart, LogStartMoved, MembersChanged, ProducerIdGiven, TopicMade
 from chronik_repl.wal.frame import TOPIC_PATTERN
+from chronik_repl.wal.state import ALL_PARTITIONS_MAX
 
 RETENTION_INTERVAL_S = 10.0
 IDS_AT_ONCE = 16  # producer ids for a follower that asks
@@ -283,6 +284,7 @@ class Leadership:
             or not self.enough_replicas
             or not settings.auto_create_topics
             or (known is not None and known.partitions)
+            or sum(1 for _ in self._log.state.partitions()) + settings.default_partitions > ALL_PARTITIONS_MAX
         ):
             return
         if TOPIC_PATTERN.match(name) and name not in (".", ".."):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from chronik_repl.errors import ChronikError, DiskFull, NotLeader, OutOfRange
+from chronik_repl.errors import ChronikError, DiskFull, NotLeader, OutOfRange, StateFull
 
 
 class Code(IntEnum):
@@ -72,6 +72,8 @@ def error_code(error: ChronikError) -> Code:
     """The code by which a client does what our error asks of the caller."""
     if isinstance(error, NotLeader):
         return Code.NOT_LEADER_OR_FOLLOWER
+    if isinstance(error, StateFull):
+        return Code.POLICY_VIOLATION
     if isinstance(error, DiskFull):
         return Code.KAFKA_STORAGE_ERROR
     if isinstance(error, OutOfRange):

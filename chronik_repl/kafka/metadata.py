@@ -25,7 +25,7 @@ from chronik_repl.kafka.codec import (
 from chronik_repl.kafka.codes import Code, error_code
 from chronik_repl.kafka.context import Api, Context, Door
 from chronik_repl.kafka.hot import Leader
-from chronik_repl.kafka.topics import make_topic, topic_committed
+from chronik_repl.kafka.topics import Wrong, check_partitions, make_topic, topic_committed
 from chronik_repl.standing import Peer
 from chronik_repl.wal.frame import TOPIC_PATTERN
 
@@ -147,8 +147,12 @@ async def _find(door: Door, name: str, *, create: bool) -> Code:
         return Code.NONE if await _made_by_the_leader(door, name) else Code.LEADER_NOT_AVAILABLE
     if not door.house.accepting or not door.house.enough_replicas:
         return Code.LEADER_NOT_AVAILABLE
+    partitions = door.settings.default_partitions
     try:
-        make_topic(door, name, door.settings.default_partitions, {})
+        check_partitions(door, partitions, partitions)
+        make_topic(door, name, partitions, {})
+    except Wrong as wrong:
+        return wrong.code
     except DiskFailed:
         raise
     except ChronikError as error:

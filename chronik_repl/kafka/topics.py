@@ -23,10 +23,9 @@ from chronik_repl.kafka.context import Api, Context, Door
 from chronik_repl.positions import Position
 from chronik_repl.wal.changes import TopicMade, TopicRemoved
 from chronik_repl.wal.frame import TOPIC_PATTERN
-from chronik_repl.wal.state import TopicState
+from chronik_repl.wal.state import ALL_PARTITIONS_MAX, TopicState
 
 PARTITIONS_A_TOPIC_MAX = 10_000
-PARTITIONS_MAX = 200_000  # of all topics
 TIMEOUT_MS_MAX = 120_000
 TOPIC, BROKER = 2, 4  # kinds of config resources
 DEFAULT_CONFIG, STATIC_BROKER_CONFIG = 5, 4  # where a value comes from
@@ -111,8 +110,8 @@ def check_name(name: str) -> None:
 def check_partitions(door: Door, wanted: int, more: int) -> None:
     if not 1 <= wanted <= PARTITIONS_A_TOPIC_MAX:
         raise Wrong(Code.INVALID_PARTITIONS, f"{wanted} partitions; 1 to {PARTITIONS_A_TOPIC_MAX} are allowed")
-    if sum(len(topic.partitions) for topic in door.house.log.state.topics.values()) + more > PARTITIONS_MAX:
-        raise Wrong(Code.INVALID_PARTITIONS, f"the cluster would have more than {PARTITIONS_MAX} partitions")
+    if sum(len(topic.partitions) for topic in door.house.log.state.topics.values()) + more > ALL_PARTITIONS_MAX:
+        raise Wrong(Code.INVALID_PARTITIONS, f"the cluster would have more than {ALL_PARTITIONS_MAX} partitions")
 
 
 def _standing(door: Door) -> None:

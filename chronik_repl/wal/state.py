@@ -13,7 +13,7 @@ retention has raised.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from chronik_repl.errors import ProtocolError
 from chronik_repl.positions import ORIGIN, Checksum, Epoch, NodeId, Offset, Position
@@ -21,6 +21,7 @@ from chronik_repl.wal.changes import (
     Change,
     EpochStart,
     GroupChanged,
+    GroupMember,
     GroupRemoved,
     HistoryEntry,
     LogStartMoved,
@@ -49,9 +50,12 @@ from chronik_repl.wal.snapshot import PART_BYTES, PARTS_MAX, encode_state, repla
 BATCH = struct.Struct(">qiibIhiqqqhii")
 PRODUCER_IDLE_MS = 7 * 24 * 3600 * 1000
 GROUP_IDLE_MS = 7 * 24 * 3600 * 1000
+PRODUCERS_KEPT = 100_000  # in a snapshot, of all partitions together: those that wrote last
+SMALL_GROUP_BYTES = 8 * 1024  # its members: one that is known and no larger may always change
 IDS_GIVEN_KEPT = 64
 MEMBERSHIPS_KEPT = 8  # two count at once at most; the rest is for those who look back
 PARTITIONS_MAX = 100_000  # of one topic
+ALL_PARTITIONS_MAX = 200_000  # of all topics: whoever leads makes no more
 OFFSET_MAX = (1 << 63) - 1
 LOSS_IDS = 1 << 20  # producer ids that a loss which the operator accepted may have taken along
 
@@ -245,9 +249,38 @@ class State:
             idle = [k for k, p in partition.producers.items() if now_ms - p.timestamp_ms > PRODUCER_IDLE_MS]
             for producer_id in idle:
                 del partition.producers[producer_id]
+        if sum(len(partition.producers) for partition in self.partitions()) > PRODUCERS_KEPT:
+            times = sorted(p.timestamp_ms for partition in self.partitions() for p in partition.producers.values())
+            until_ms = times[-PRODUCERS_KEPT - 1]
+            for partition in self.partitions():
+                partition.producers = {k: p for k, p in partition.producers.items() if p.timestamp_ms > until_ms}
+        for topic in self.topics.values():
+            for partition in topic.retired:
+                partition.producers = {}  # when it comes back nobody has written to it
         for name, group in list(self.groups.items()):
             if not group.members and now_ms - group.timestamp_ms > GROUP_IDLE_MS:
                 del self.groups[name]
+
+    def grows_by(self, change: Change) -> bool:
+        """Would a snapshot be larger after it, by what a client chose?"""
+        match change:
+            case TopicMade():
+                return True
+            case OffsetsCommitted():
+                group = self.groups.get(change.group)
+                known = {} if group is None else group.offsets
+                return any(
+                    committed.offset >= 0
+                    and (
+                        (old := known.get((committed.topic, committed.partition))) is None
+                        or len(committed.metadata) > len(old.metadata)
+                    )
+                    for committed in change.offsets
+                )
+            case GroupChanged():
+                group, size = self.groups.get(change.group), members_bytes(change.members)
+                return group is None or (size > SMALL_GROUP_BYTES and size > members_bytes(group.members.values()))
+        return False
 
     def snapshot(self) -> bytes:
         return encode_state(self)
@@ -265,6 +298,18 @@ _KINDS: dict[type, Kind] = {
     SnapshotPart: Kind.SEGMENT_START,
     SourcePosition: Kind.SOURCE_POSITION,
 }
+
+
+def members_bytes(members: Iterable[GroupMember]) -> int:
+    """About what a snapshot holds of them."""
+    return sum(
+        200
+        + len(member.client_id)
+        + len(member.instance_id)
+        + len(member.assignment)
+        + sum(len(name) + len(metadata) for name, metadata in member.protocols)
+        for member in members
+    )
 
 
 def kind_of(change: Change) -> Kind:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 
-from chronik_repl.errors import ChronikError, DiskFull, NotLeader, OutOfRange
+from chronik_repl.errors import ChronikError, DiskFull, NotLeader, OutOfRange, StateFull
 from chronik_repl.positions import CHAIN_SEED, NO_EPOCH, ORIGIN, Checksum, Epoch, Offset, Position
 from chronik_repl.wal.changes import Change, EpochStart, LogStartMoved, MembersChanged, SnapshotPart, encode_change
 from chronik_repl.wal.committer import Committer
@@ -29,6 +29,7 @@ from chronik_repl.wal.visibility import Visibility
 Listener = Callable[[Position, bytes, int], None]
 BATCH_HEAD = Struct(">q4si")  # base offset, length, leader epoch: what the leader writes into a batch
 NO_TOPIC = topic_prefix("")
+STATE_BYTES_MAX = 64 * 1024 * 1024  # of a snapshot; beyond that nothing is taken that makes it larger
 GROWS_NOTHING = (EpochStart, LogStartMoved, MembersChanged)  # may be appended on a disk that is full
 
 
@@ -54,6 +55,8 @@ class Writer:
         self._intake = Intake(self.state, settings.frame_bytes_max, visibility.batch_appended)
         self._segment: Segment | None = None  # the one that is appended to
         self._active: ActiveIndex | None = None
+        self._snapshot_bytes = 0  # of the last one
+        self._changed_bytes = 0  # of changes since then: the state cannot have grown by more
         self._roll_at = ORIGIN  # a frame that would end beyond this goes into a new segment
 
     def continue_at(self, end: Position, chain: Checksum, state: State, segment: Segment | None) -> None:
@@ -78,6 +81,7 @@ class Writer:
         if self.failure is not None:
             raise self.failure
         torn_snapshot = self.state.snapshot_pending
+        self._snapshot_bytes, self._changed_bytes = len(self.state.snapshot()), 0
         self.epoch = epoch
         self.refusal = None
         if self._segment is None:
@@ -150,7 +154,20 @@ class Writer:
         if self._committer.full and not isinstance(change, GROWS_NOTHING):
             raise self._disk_full()
         self.state.check(change, kind_of(change))
+        if self._snapshot_bytes + self._changed_bytes > STATE_BYTES_MAX:
+            self._refuse_growth(change)
         return self._append(change)
+
+    def _refuse_growth(self, change: Change) -> None:
+        """A segment begins with a snapshot of the state, in memory and on the wire: clients must not make it endless.
+        Raises StateFull."""
+        if self._changed_bytes > STATE_BYTES_MAX // 4:  # how much of that is there still?
+            self._roll()
+        if self._snapshot_bytes + self._changed_bytes > STATE_BYTES_MAX and self.state.grows_by(change):
+            raise StateFull(
+                f"topics, groups and their offsets take more than {STATE_BYTES_MAX} bytes: no more are taken until "
+                "some are deleted"
+            )
 
     def _append(self, change: Change) -> Appended:
         data = encode_change(change)
@@ -166,6 +183,7 @@ class Writer:
         end = Position(position + size)
         if not isinstance(change, SnapshotPart):
             state.fold(change, position, end, self.epoch, previous)
+            self._changed_bytes += len(data)
             if isinstance(change, LogStartMoved):
                 self._visibility.start_appended(end, state.log_start)
         assert self._active is not None
@@ -201,7 +219,9 @@ class Writer:
     def _roll(self) -> None:
         """The leader begins a new segment, with a snapshot of the state."""
         self.state.expire()
-        parts = split(self.state.snapshot())
+        snapshot = self.state.snapshot()
+        self._snapshot_bytes, self._changed_bytes = len(snapshot), 0
+        parts = split(snapshot)
         self._begin_segment(max(self._clock_ms(), self.state.timestamp_ms))
         for part in parts:
             self._append(part)

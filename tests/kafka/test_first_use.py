@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from chronik_repl.kafka import codec
+from chronik_repl.kafka import codec, topics
 from chronik_repl.kafka.codes import Code
 from chronik_repl.positions import Checksum, Epoch, Position
 from chronik_repl.standing import Role
@@ -89,6 +89,16 @@ async def test_two_who_use_a_topic_for_the_first_time_make_it_once(tmp_path: Pat
             for client in (one, other):
                 assert (await client.answer()).topics[0].error_code == Code.NONE
             assert len(made) == 1
+
+
+async def test_first_use_makes_no_more_topics_than_the_cluster_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "ALL_PARTITIONS_MAX", 2)
+    with trio.fail_after(DEADLINE_S):
+        async with open_door(tmp_path) as (_, address), connect(address) as client:
+            told = [(await client.ask(first_use(f"t{n}"), 9)).topics[0].error_code for n in range(4)]
+            assert told == [Code.NONE, Code.NONE, Code.INVALID_PARTITIONS, Code.INVALID_PARTITIONS]
 
 
 def test_a_topic_that_only_a_snapshot_tells_of_was_made_no_later_than_that() -> None:

@@ -103,6 +103,20 @@ async def test_a_leadership_that_ended_before_its_first_step_writes_nothing(tmp_
             node.log.append_change(TopicMade("t", 1))
 
 
+async def test_a_followers_clients_make_no_more_topics_than_the_cluster_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1)
+        monkeypatch.setattr("chronik_repl.leader.ALL_PARTITIONS_MAX", 1)
+        for name in ("first", "second"):
+            cluster.nodes[2].up.ask_for_topic(name)
+        await until(lambda: "first" in leader.up.log.state.topics, "the first is made")
+        await cluster.same_logs()
+        await leader.up.log.committed.wait(produce(leader, b"what was asked before it is answered").end)
+        assert "second" not in leader.up.log.state.topics
+
+
 @pytest.mark.parametrize(
     "command",
     [
