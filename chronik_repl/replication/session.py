@@ -128,18 +128,24 @@ class Connection:
     async def say(self, message: Message) -> None:
         await self.send(encode(message))
 
-    def say_now(self, message: Message) -> bool:
-        """The same for those who cannot wait. False: it cannot be said now, and may be lost; say it, or something
-        newer, the other way, which also tells what is wrong."""
-        if self._stuck:
-            return False
-        data = encode(message)
+    def send_now(self, *pieces: Buffer) -> bool:
+        """For those who cannot wait. False: not all of it has left; the next `send` waits for the rest, and tells
+        what is wrong."""
         try:
-            done = self._stream.send_now(data)
+            done = self._stream.send_now(*pieces)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return False  # whoever receives meets it too
-        self.sent_bytes += len(data)
+        self.sent_bytes += sum(map(len, pieces))
         return done
+
+    @property
+    def stuck(self) -> bool:
+        """Does someone wait to send?"""
+        return self._stuck > 0
+
+    def say_now(self, message: Message) -> bool:
+        """False: it cannot be said now, and may be lost; say it, or something newer, the other way."""
+        return not self._stuck and self.send_now(encode(message))
 
     async def aclose(self) -> None:
         """At once: nothing that matters is left to say when a session ends."""

@@ -34,7 +34,7 @@ from chronik_repl.replication.messages import (
     Truncate,
     encode,
 )
-from chronik_repl.replication.ring import Lapped, Ring
+from chronik_repl.replication.ring import Lapped, Ring, Run
 from chronik_repl.replication.runs import PIECE_BYTES, Files, check_frames
 from chronik_repl.replication.session import HANDSHAKE_TIMEOUT_S, Connection, Together, dial
 from chronik_repl.standing import FollowerState
@@ -262,7 +262,7 @@ class Link:
 
         def on_append(position: Position, frame: bytes, records: int) -> None:
             ring.push(position, frame, records)
-            if self._parked is not None:
+            if self._parked is not None and not (records and self._send_at_once(connection, ring)):
                 self._parked.set()
                 self._parked = None
 
@@ -302,6 +302,22 @@ class Link:
                 parked = self._parked = trio.Event()
                 await parked.wait()
             unbroken_bytes = 0
+
+    def _send_at_once(self, connection: Connection, ring: Ring) -> bool:
+        """A record while nothing else is on its way to this follower: it does not wait for the sender's turn. (With
+        something under way it does, and what comes after it goes with it.) A change of members never goes this way:
+        it may be this follower's removal."""
+        if not ring.attached or self._position != self.durable_end or connection.stuck or self._scope.cancel_called:
+            return False
+        taken = ring.take(PIECE_BYTES)
+        assert isinstance(taken, Run)
+        assert taken.position == self._position
+        self._position = taken.end
+        self.sent_bytes += taken.end - taken.position
+        if not connection.send_now(*self._due(with_frames=True), *taken.frames):
+            self._queue.append(b"")  # the sender waits until the rest has left
+            return False
+        return True
 
     async def _beat(self) -> None:
         while True:
