@@ -102,20 +102,18 @@ def bare_throughput(program: str, folder: Path, group_bytes: int, segment_bytes:
     return [float(number) for number in out.split()]
 
 
-LOADS = (  # group, frame, bar
-    # Frames of 16 KiB are what producers send unless told otherwise (Kafka's batch.size): the bars are theirs.
-    (64 * 1024, 16 * 1024, 0.6),
-    (256 * 1024, 16 * 1024, 0.8),
-    (1 * MiB, 16 * 1024, 0.8),
-    # Frames as large as the group: what is left when nothing is done a frame.
-    (256 * 1024, 256 * 1024, None),
-    (1 * MiB, 1 * MiB, None),
-)
+# Group, frame, bar. Frames of 16 KiB are what producers send unless told otherwise (Kafka's batch.size): the bars are
+# theirs. Frames as large as the group show what is left when nothing is done a frame.
+LOADS: dict[str, tuple[tuple[int, int, float | None], ...]] = {
+    "64KB": ((64 * 1024, 16 * 1024, 0.6),),
+    "256KB": ((256 * 1024, 16 * 1024, 0.8), (256 * 1024, 256 * 1024, None)),
+    "1MB": ((1 * MiB, 16 * 1024, 0.8), (1 * MiB, 1 * MiB, None)),
+}
 
 
-def throughput(report: Report, program: str, scratch: Path, quick: bool) -> None:
+def throughput(report: Report, program: str, scratch: Path, quick: bool, load: str) -> None:
     segment_bytes = 32 * MiB if quick else 64 * MiB
-    for group_bytes, frame_bytes, bar in LOADS:
+    for group_bytes, frame_bytes, bar in LOADS[load]:
         rounds = []
         like = float(group_bytes)  # the groups that the log made of this load, the last time
         for number in range((6 if bar else 3) if quick else 9):
@@ -208,6 +206,17 @@ async def waiters(folder: Path, rounds: int) -> tuple[float, float]:
     return frames / groups, frames / seconds
 
 
+def append(report: Report, scratch: Path, quick: bool) -> None:
+    in_append, whole = trio.run(append_cost, scratch / "append", 20_000 if quick else 200_000)
+    report.add("append of a 1 KB frame, CPU", in_append, "µs", bar="<= 12 µs", ok=in_append <= 12)
+    report.add("the same until durable, whole process", whole, "µs")
+    remove(scratch / "append")
+    frames, rate = trio.run(waiters, scratch / "waiters", 100 if quick else 1000)
+    report.add("64 waiters: frames a sync", frames, "", bar=">= 20", ok=frames >= 20)
+    report.add("64 waiters: records", rate, "1/s")
+    remove(scratch / "waiters")
+
+
 async def write_unsealed(folder: Path, size: int) -> None:
     """One segment of `size`, left as after a kill: no final mark."""
     batch = make_batch(16 * 1024)
@@ -284,7 +293,9 @@ def remove(folder: Path) -> None:
 
 
 def main() -> int:
-    options = arguments("wal", __doc__ or "").parse_args()
+    parser = arguments("wal", __doc__ or "")
+    parser.add_argument("--only", choices=(*LOADS, "latency", "append", "recovery"), help="one part of it")
+    options = parser.parse_args()
     report = Report("wal", options)
     quick: bool = options.quick
     block = random.Random(1).randbytes(MiB)
@@ -295,17 +306,15 @@ def main() -> int:
     with scratch_folder() as name:
         scratch = Path(name)
         program = compile_c("bare_wal", name)
-        throughput(report, program, scratch, quick)
-        latency(report, program, scratch, quick)
-        in_append, whole = trio.run(append_cost, scratch / "append", 20_000 if quick else 200_000)
-        report.add("append of a 1 KB frame, CPU", in_append, "µs", bar="<= 12 µs", ok=in_append <= 12)
-        report.add("the same until durable, whole process", whole, "µs")
-        remove(scratch / "append")
-        frames, rate = trio.run(waiters, scratch / "waiters", 100 if quick else 1000)
-        report.add("64 waiters: frames a sync", frames, "", bar=">= 20", ok=frames >= 20)
-        report.add("64 waiters: records", rate, "1/s")
-        remove(scratch / "waiters")
-        recovery(report, program, scratch, quick)
+        for load in LOADS:
+            if options.only in (None, load):
+                throughput(report, program, scratch, quick, load)
+        if options.only in (None, "latency"):
+            latency(report, program, scratch, quick)
+        if options.only in (None, "append"):
+            append(report, scratch, quick)
+        if options.only in (None, "recovery"):
+            recovery(report, program, scratch, quick)
     return report.finish()
 
 
