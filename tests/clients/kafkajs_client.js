@@ -1,6 +1,6 @@
 // kafkajs as a user writes it: `node kafkajs_client.js BOOTSTRAP TOPIC RECORDS PARTITIONS IDEMPOTENT`.
-// On stdin a line "go on" lets it produce the second half. It says "half" on stdout, then the acked count, then each
-// record that it consumed, as "partition value".
+// In the middle of producing it says "half" on stdout and goes on; then the acked count, then each record that it
+// consumed, as "partition value".
 const { Kafka, logLevel, CompressionTypes } = require("kafkajs");
 
 const [, , bootstrap, topic, records, partitions, idempotent] = process.argv;
@@ -11,14 +11,20 @@ const kafka = new Kafka({
   retry: { initialRetryTime: 50, maxRetryTime: 500, retries: 100 },
 });
 
-async function produce(from, to, producer) {
+async function produce(producer) {
   let acked = 0;
-  for (let at = from; at < to; at += 2000) {
+  let told = false;
+  for (let at = 0; at < records; at += 2000) {
     const messages = [];
-    for (let n = at; n < Math.min(at + 2000, to); n++) {
+    for (let n = at; n < Math.min(at + 2000, records); n++) {
       messages.push({ partition: n % partitions, value: `${n} record of a test, the same words in every one of them` });
     }
-    await producer.send({ topic, messages, acks: -1, compression: CompressionTypes.GZIP });
+    const sent = producer.send({ topic, messages, acks: -1, compression: CompressionTypes.GZIP });
+    if (!told && at >= records / 2) {
+      told = true;
+      console.log("half");
+    }
+    await sent;
     acked += messages.length;
   }
   return acked;
@@ -27,12 +33,7 @@ async function produce(from, to, producer) {
 async function main() {
   const producer = kafka.producer({ idempotent: idempotent === "true", maxInFlightRequests: 1 });
   await producer.connect();
-  const half = records / 2;
-  let acked = await produce(0, half, producer);
-  console.log("half");
-  const goOn = new Promise((resolve) => process.stdin.once("data", resolve));
-  await goOn;
-  acked += await produce(half, Number(records), producer);
+  const acked = await produce(producer);
   await producer.disconnect();
   console.log(`acked ${acked}`);
 
