@@ -8,6 +8,7 @@ or damage: that is decided at the end of a run, when the log start is known (`be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -88,7 +89,7 @@ def make_plan(copies: Sequence[Copy], log_start: int, end: int) -> Plan:
     readable = [c for c in copies if not c.unreadable]
     starts, extra = boundaries(readable)
     spans = []
-    for start, following in zip(starts, [*starts[1:], None], strict=True):
+    for start, following in zip_longest(starts, starts[1:]):
         span_end = end if following is None else min(following, end)
         if start >= end or span_end <= log_start:
             continue

@@ -172,7 +172,8 @@ class Hadoop:
             system, where = self._open(path)
             stream = system.open(where)
             try:
-                stream.seek(at)
+                if at:
+                    self._skip(stream, at)
                 return bytes(
                     self._jvm.org.apache.commons.io.IOUtils.toByteArray(
                         self._jvm.org.apache.commons.io.input.BoundedInputStream(stream, size)
@@ -184,6 +185,14 @@ class Hadoop:
             if "FileNotFound" in error.java_exception.getClass().getName():
                 return None
             raise StorageError(f"{path}: {error.java_exception.toString()}") from error
+
+    def _skip(self, stream: Any, count: int) -> None:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            stream.seek(count)
+        except Py4JJavaError:  # ftp:// cannot: read over it
+            self._jvm.org.apache.commons.io.IOUtils.skip(stream, count)
 
 
 class ArrowFile:

@@ -279,6 +279,8 @@ def test_could_not_tell(spark: Any, copies: tuple[Writer, dict[str, Path]], tmp_
     report = run(spark, of({**paths, "nowhere": tmp_path / "nowhere"}))
     assert (report.verdict, report.exit_code) == ("could not tell", 2)
     assert says(report, "nowhere") == [("not compared", 0, writer.position)]
+    report = run(spark, of({"nowhere": tmp_path / "nowhere", "gone": tmp_path / "gone"}))
+    assert (report.verdict, report.exit_code) == ("could not tell", 2)
     make_log(tmp_path / "other", 10, cluster="another").close()
     with pytest.raises(CannotTell, match="'another'"):
         run(spark, of({"a": paths["a"], "other": tmp_path / "other"}))
