@@ -227,7 +227,9 @@ def consume(begin: Begin, bootstrap: str, topic: str, partitions: list[int], exp
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "fetch.message.max.bytes": 4_000_000,
+                "queued.min.messages": 1_000_000,
                 "queued.max.messages.kbytes": 131_072,
+                "fetch.queue.backoff.ms": 5,  # by default it rests for a second when it has fetched enough
                 "fetch.wait.max.ms": 100,
             },
         )
