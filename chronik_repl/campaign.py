@@ -82,6 +82,10 @@ class Campaign:
                 epoch = epochs.epoch_after_loss(epoch)
             if session is not None:
                 old_leader = await self._drain(say)
+        if epoch > epochs.EPOCH_MAX:
+            raise Refused(
+                f"epoch {epoch} would be the next, and the last is {epochs.EPOCH_MAX}: some node claimed that one"
+            )
         say(f"taking epoch {epoch}")
         if not await self._promise(epochs.Promise(epoch, *me)):
             raise Refused("another node was promised a later epoch meanwhile")

@@ -41,6 +41,7 @@ class Promise(NamedTuple):
 
 NO_PROMISE = Promise(NO_EPOCH, NOBODY)
 LOSS_EPOCHS = 1 << 20  # a leader a minute for two years
+EPOCH_MAX = (1 << 32) - 1  # what a frame has room for
 
 
 class Summary(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import trio.lowlevel
 from chronik_repl.errors import CannotLead, NotLeader, Refused
 from chronik_repl.leader import Deposed, Leadership
 from chronik_repl.positions import Epoch
-from chronik_repl.replication.epochs import Promise
+from chronik_repl.replication.epochs import EPOCH_MAX, Promise
 from chronik_repl.wal.changes import TopicMade
 from tests.ports import free_port
 from tests.replication.cluster import Cluster, Running, produce, produced, running_cluster, until
@@ -115,6 +115,17 @@ async def test_a_followers_clients_make_no_more_topics_than_the_cluster_may_have
         await cluster.same_logs()
         await leader.up.log.committed.wait(produce(leader, b"what was asked before it is answered").end)
         assert "second" not in leader.up.log.state.topics
+
+
+async def test_a_node_that_promised_the_last_epoch_of_all_says_so_and_lives(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1, wal_receiver_enabled="true")
+        follower = cluster.nodes[2]
+        assert await follower.up.promise(Promise(EPOCH_MAX, 9, "nobody's"))
+        with pytest.raises(Refused, match="epoch 4294967296 would be the next"):
+            await follower.up.promote(accept_loss=True)
+        await until(lambda: "4294967296" in leader.up._waits_for, "the old leader says so too")
+        assert follower.up._local.passport.promise.epoch == EPOCH_MAX
 
 
 @pytest.mark.parametrize(
