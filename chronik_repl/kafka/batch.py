@@ -23,6 +23,7 @@ COMPRESSION = 0x07
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 COMPRESSIONS = 5  # none, gzip, snappy, lz4, zstd
+RECORD_BYTES_MIN = 7  # its length, attributes, two deltas, no key, no value, no headers
 NO_PRODUCER = -1
 
 
@@ -86,4 +87,6 @@ def check(records: memoryview | None, bytes_max: int) -> BatchHead:
         raise BadBatch(Code.UNSUPPORTED_COMPRESSION_TYPE, f"compression {attributes & COMPRESSION} is not known")
     if count < 1 or last_delta != count - 1:
         raise BadBatch(Code.INVALID_RECORD, f"{count} records with last offset delta {last_delta}")
+    if count * RECORD_BYTES_MIN > size and not attributes & COMPRESSION:  # else 70 bytes could take 2**31 offsets
+        raise BadBatch(Code.INVALID_RECORD, f"{count} records in {size} bytes")
     return BatchHead(attributes, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, count)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from crc32c import crc32c
 
 from chronik_repl.errors import NotLeader
 from chronik_repl.kafka.codes import Code
@@ -143,6 +145,15 @@ async def test_the_end_of_a_leadership_fails_those_who_wait(tmp_path: Path) -> N
         assert answer.error_code == Code.NOT_LEADER_OR_FOLLOWER
 
 
+def claiming(count: int) -> bytes:
+    """One record, and a head that speaks of many: whoever believed it would give away their offsets."""
+    good = bytearray(batch(b"1"))
+    struct.pack_into(">i", good, 23, count - 1)
+    struct.pack_into(">i", good, 57, count)
+    struct.pack_into(">I", good, 17, crc32c(good[21:]))
+    return bytes(good)
+
+
 BAD = {
     "crc": (bytes(batch(b"1")[:-1]) + b"\xff", Code.CORRUPT_MESSAGE),
     "cut": (batch(b"1")[:-1], Code.CORRUPT_MESSAGE),
@@ -155,6 +166,7 @@ BAD = {
     "transaction": (batch(b"1", attributes=0x10), Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     "count": (batch(b"1", count=2), Code.INVALID_RECORD),
     "no records": (batch(), Code.INVALID_RECORD),
+    "more than fit": (claiming(2**31 - 1), Code.INVALID_RECORD),
     "too large": (batch(bytes(17 * 1024 * 1024)), Code.MESSAGE_TOO_LARGE),
 }
 
