@@ -24,7 +24,7 @@ import trio
 from chronik_repl import __version__, identity, tables
 from chronik_repl.campaign import Campaign, Say, Won
 from chronik_repl.config import Program, Settings
-from chronik_repl.errors import CannotLead, ChronikError, NotLeader, Refused
+from chronik_repl.errors import CannotLead, ChronikError, NotLeader, Refused, first_of
 from chronik_repl.leader import Deposed, Leadership
 from chronik_repl.meters import Meters
 from chronik_repl.positions import NodeId
@@ -330,7 +330,7 @@ class Node:
                 self._local.say("info", self._ready_line(), epoch=won.epoch)
                 self._tell_changed()
         except* (Deposed, NotLeader) as group:
-            deposed = _first(group)
+            deposed = first_of(group)
             again = isinstance(deposed, Deposed) and deposed.again
             self._leadership = None
             if not again:
@@ -481,11 +481,3 @@ def log_status(log: Log, free_bytes: int) -> LogStatus:
 
 def _plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
-
-
-def _first(group: BaseExceptionGroup[ChronikError]) -> ChronikError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, ChronikError)
-    return error
