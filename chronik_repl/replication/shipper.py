@@ -104,7 +104,7 @@ class Link:
         self.ring_drops = self.sent_bytes = self.acks = self.reconnects = 0
         self.truncations = self.parity_mismatches = 0
         self.parity_position = Position(0)
-        self._progressed = False  # this session brought the follower further
+        self._progressed = False  # this session brought the follower further, or it has all
         self._stuck_at = Position(-1)  # where the last session began, if it brought nothing
         self._position = Position(0)  # sent up to here
         self._joined_at = Position(0)  # where it last came from the files to the ring
@@ -427,7 +427,7 @@ class Link:
                 self._diverges(difference)
             self.parity_position = position
         self.acks += 1
-        if position > self.durable_end or self.state == "streaming":
+        if position > self.durable_end or position >= log.durable.value:  # further, or all that there is
             self._progressed, self._stuck_at = True, Position(-1)
         self.durable_end = position
         if not self.caught_up and self.state == "streaming" and position >= self._joined_at:

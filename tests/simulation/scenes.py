@@ -340,6 +340,21 @@ async def removal_that_could_not_be_committed(scene: Scene) -> None:
         await node.command({"command": "members-remove", "node_id": 2}, lambda text: None)
 
 
+async def full_follower(scene: Scene) -> None:
+    """A follower whose disk is full ends each session at its first frame. It is dialled again, but not all the time."""
+    full, leader = scene.at("n3"), scene.at("n1")
+    assert full.node is not None
+    full.disk.capacity_bytes = full.disk.medium.used_bytes()
+    await scene.silence()  # it looks at its free space now and then
+    await scene.write("n1", 6)
+    assert leader.node is not None
+    assert leader.node._leadership is not None
+    link = leader.node._leadership.links["n3:9291"]
+    before = link.reconnects
+    await trio.sleep(3)
+    assert 0 < link.reconnects - before < 20, f"{link.reconnects - before} times in 3 s"
+
+
 ACTS: dict[str, Act] = {
     "kf1": Act(lagging_high_watermark, "truncate-to-high-watermark"),
     "kf2": Act(unknown_epoch, "guess-unknown-epoch"),
@@ -364,5 +379,6 @@ ACTS: dict[str, Act] = {
 SHORT: dict[str, Act] = {
     "dies-while-it-drains": Act(dies_while_it_drains, ""),
     "promise-in-the-page-cache": Act(promise_in_the_page_cache, ""),
+    "full-follower": Act(full_follower, ""),
     "removal-that-could-not-be-committed": Act(removal_that_could_not_be_committed, "", 4),
 }
