@@ -272,6 +272,7 @@ class Machine:
         self.disk = MortalDisk(self.disk.rng, Medium())
         self.disk.capacity_bytes = CAPACITY_BYTES
         self.committed = self.checked = self.kept = 0
+        self._last_directory = ""
         self.rotten = False
 
     def freeze(self) -> None:

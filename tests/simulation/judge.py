@@ -89,6 +89,7 @@ class Judge:
         self._durable_seen: dict[tuple[str, int], int] = {}  # (machine, boot) → its acks were checked up to here
         self.machines: dict[str, Machine] = {}
         self.watched: tuple[Machine, ...] = ()
+        self._acked_in: dict[epochs.Identity, tuple[int, int]] = {}  # who → its last ack: epoch, position
         self._heard: dict[str, float] = {}  # asker → when it was last told of a leader
         self.commits = self.messages = 0
 
@@ -126,6 +127,9 @@ class Judge:
         elif isinstance(message, Ack):
             self._check_durable(machine, message.position, "acks")
             session = self._asked.get((target, connection))
+            if session is not None:
+                who = epochs.Identity(machine.node_id, machine.directory)
+                self._acked_in[who] = (session.epoch, message.position)
             promised = self._promised.get(machine.directory, epochs.NO_PROMISE)
             if session is not None and session.epoch < promised.epoch:
                 self.broken(f"promise 4: {source} acks in epoch {session.epoch} after it promised {promised.epoch}")
@@ -318,6 +322,13 @@ class Judge:
                 epochs.Identity(other.node_id, other.directory)
                 for other in self.machines.values()
                 if other is not machine and self._has_copy(other, start, end, data)
+            }
+            # A copy that was acked and then lost with its disk was one: it is among the k that may be lost.
+            there = {other.directory for other in self.machines.values()}
+            holders |= {
+                who
+                for who, (epoch, position) in self._acked_in.items()
+                if who.directory_id not in there and epoch == node.epoch and position >= end
             }
             for members in in_force(state.membership, known, state.history):
                 have = len(holders & members.who)
