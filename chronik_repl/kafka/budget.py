@@ -1,6 +1,7 @@
 """A bound on bytes that several connections share: taken before they are held, given back when they are gone.
 
-First come, first served: a large claim waits for room and is not overtaken by small ones for ever.
+First come, first served: a large claim waits for room and is not overtaken by small ones for ever. Whether somebody
+waits can itself be waited for: then it is time to look at those who hold room and do nothing with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,18 @@ class Budget:
         self._gauge: dict[tuple[str, ...], float] = {} if gauge is None else gauge
         self._gauge.setdefault((), 0)
         self._queue: deque[tuple[int, trio.Event]] = deque()
+        self._crowded = trio.Event()
+
+    @property
+    def crowded(self) -> bool:
+        """Does somebody wait for room?"""
+        return bool(self._queue)
+
+    async def wait_crowded(self) -> None:
+        """Until somebody waits for room."""
+        if not self._queue:
+            self._crowded = trio.Event()
+            await self._crowded.wait()
 
     def take_now(self, size: int) -> bool:
         """True if there was room. A claim larger than the whole budget gets it when nobody else holds anything."""
@@ -35,6 +48,7 @@ class Budget:
             return
         entry = (size, trio.Event())
         self._queue.append(entry)
+        self._crowded.set()
         try:
             await entry[1].wait()
         except trio.Cancelled:

@@ -9,7 +9,8 @@ produce, and no task is woken for a request or an answer that needs no waiting.
 What is bounded: a request's size, checked when its first bytes are here, before any room is made for it; the time from
 its first byte to its last (a byte a second does not help); the bytes of large requests of all connections together;
 requests and bytes of one connection that wait for their answer; the time a client may take to read an answer. A client
-beyond these is read no further until it has taken its answers, or is dropped.
+beyond these is read no further until it has taken its answers, or is dropped. And while others wait for room in what
+all share, a client that holds some must also use it: one that sends or reads hardly anything is dropped (`hoards`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from chronik_repl.errors import ProtocolError
 from chronik_repl.kafka.budget import Budget
 from chronik_repl.kafka.context import KIB, MIB, Client, Limits
 from chronik_repl.kafka.poller import Poller
-from chronik_repl.kafka.wire import Buffer, Wire, rest_of
+from chronik_repl.kafka.wire import Buffer, Wire, first_of, rest_of
 from chronik_repl.meters import Meters
 
 SMALL = 16 * KIB  # an idle connection's buffer
@@ -37,6 +38,7 @@ PRODUCE = 0
 REQUEST_BYTES_MIN = 10
 SENT_BYTES_A_SECOND_MIN = 64 * KIB  # what a client must read, beside the time that every answer has
 BURST_BYTES = 512 * KIB  # read at a stretch before others have their turn
+SEND_STEP = 256 * KIB  # of an answer that the socket did not take at once
 
 
 class TooSlow(ProtocolError):
@@ -87,8 +89,8 @@ class Buffers:
         self._free: list[bytearray] = []
 
     def take(self, size: int) -> bytearray:
-        if size > LARGE:
-            return bytearray(size)
+        if size <= COUNTED or size > LARGE:  # one that nobody counts is no larger than it must be
+            return bytearray(max(size, COUNTED))
         return self._free.pop() if self._free else bytearray(LARGE)
 
     def give_back(self, buffer: bytearray) -> None:
@@ -106,6 +108,7 @@ class Shared:
         self.sending = Budget(limits.sending_bytes_max, inflight)
         self.buffers = Buffers()
         self.poller = Poller()
+        self.connections: set[Connection] = set()
         self.received_bytes = meters.values["kafka_received_bytes"]
         self.sent_bytes = meters.values["kafka_sent_bytes"]
         self.received_bytes.setdefault((), 0)
@@ -126,6 +129,8 @@ class Connection:
         self._waiting_bytes = 0  # of the receiving budget, in requests that wait for their answer
         self._unsent: list[Buffer] = []
         self._unsent_held = 0
+        self._unsent_since = 0.0
+        self._unsent_taken = 0  # by the client, since then
         self._writer: trio.Event = trio.Event()
         self._room: trio.Event | None = None
         self._closed = False
@@ -182,6 +187,7 @@ class Connection:
             unsent = rest_of(ready, sent)
             if unsent:
                 self._unsent, self._unsent_held = unsent, held
+                self._unsent_since, self._unsent_taken = trio.current_time(), 0
                 self._writer.set()
                 return
             self._sending.give_back(held)
@@ -196,13 +202,29 @@ class Connection:
             while self._unsent:
                 size = sum(map(len, self._unsent))
                 with trio.move_on_after(self._limits.send_timeout_s + size / SENT_BYTES_A_SECOND_MIN) as scope:
-                    await self._wire.send(self._unsent)
+                    while self._unsent:
+                        step = first_of(self._unsent, SEND_STEP)
+                        await self._wire.send(step)
+                        sent = sum(map(len, step))
+                        self._unsent = rest_of(self._unsent, sent)
+                        self._unsent_taken += sent
+                        self._sent_bytes[()] += sent
                 if scope.cancelled_caught:
                     raise TooSlow(f"the client did not read {size} bytes in time")
-                self._sent_bytes[()] += size
                 self._sending.give_back(self._unsent_held)
-                self._unsent, self._unsent_held = [], 0
+                self._unsent_held = 0
                 self.flush()
+
+    def hoards(self, budget: Budget, now: float) -> bool:
+        """Does this client hold room in a budget and do next to nothing with it?"""
+        unread = bool(self._unsent) and self._crawls(now - self._unsent_since, self._unsent_taken)
+        if budget is self._sending:
+            return unread
+        came = self._end - self._start
+        return self._counted > 0 and (unread or (came < self._wanted and self._crawls(now - self._began, came)))
+
+    def _crawls(self, took_s: float, size: int) -> bool:
+        return size < (took_s - self._limits.crowded_patience_s) * self._limits.crowded_bytes_a_second_min
 
     def _has_room(self) -> bool:
         limits = self._limits

@@ -56,6 +56,8 @@ class Limits(msgspec.Struct, frozen=True):
     fetch_bytes_max: int = 8 * MIB  # of one answer (one batch may be larger)
     sending_bytes_max: int = 128 * MIB  # of all connections: fetched, not yet sent
     waiting_fetches_max: int = 2000
+    crowded_patience_s: float = 1.0  # while others wait for room: a client that holds some has so long,
+    crowded_bytes_a_second_min: int = MIB  # and after that must send or read at least so much
 
 
 class Door:

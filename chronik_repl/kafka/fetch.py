@@ -99,10 +99,12 @@ class Fetching:
         bytes_max = min(max(request.max_bytes, 0), self._limits.fetch_bytes_max)
         deadline = trio.current_time() + min(max(request.max_wait_ms, 0), MAX_WAIT_MS_MAX) / 1000
         while True:
-            await self._sending.take(bytes_max)
-            held = bytes_max
+            held = 0
+            if self._has_batches(request):  # what will be empty takes no room
+                await self._sending.take(bytes_max)
+                held = bytes_max
             try:
-                topics, size, final, failed = await self._collect(request, bytes_max)
+                topics, size, final, failed = await self._collect(request, bytes_max if held else None)
                 if size > held:  # one batch that is larger than all that was asked for
                     self._sending.take_anyway(size - held)
                 else:
@@ -120,8 +122,13 @@ class Fetching:
                 self._sending.give_back(held)
             await self._wait(request, topics, deadline)
 
-    async def _collect(self, request: Fetch, bytes_max: int) -> tuple[Topics, int, bool, bool]:
-        """What is there now, its size, whether it must be told at once, and whether there are errors in it."""
+    def _has_batches(self, request: Fetch) -> bool:
+        look, rack = self._look, request.rack
+        return any(look(name, asked, rack) is None for name, partitions in request.topics for asked in partitions)
+
+    async def _collect(self, request: Fetch, bytes_max: int | None) -> tuple[Topics, int, bool, bool]:
+        """What is there now, its size, whether it must be told at once, and whether there are errors in it.
+        `bytes_max` None: nothing is to be read, and nothing is waited for."""
         topics: Topics = []
         total = 0
         final = failed = False
@@ -130,6 +137,7 @@ class Fetching:
             for asked in partitions:
                 done = self._look(name, asked, request.rack)
                 if done is None:
+                    assert bytes_max is not None
                     done = await self._read(name, asked, bytes_max - total, first=total == 0)
                     size = sum(map(len, done.records))
                     total += size

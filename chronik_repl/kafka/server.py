@@ -19,7 +19,8 @@ from chronik_repl.addresses import join_address, split_address
 from chronik_repl.config import Settings
 from chronik_repl.errors import ConfigError, ProtocolError
 from chronik_repl.kafka.api import Apis
-from chronik_repl.kafka.connection import Connection, Shared
+from chronik_repl.kafka.budget import Budget
+from chronik_repl.kafka.connection import Connection, Shared, TooSlow
 from chronik_repl.kafka.context import Client, Door, Limits
 from chronik_repl.kafka.sasl import Logins
 from chronik_repl.kafka.tls import client_context
@@ -32,6 +33,7 @@ BACKLOG = 512
 OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 OUT_OF_FILES_PAUSE_S = 0.1
 COMPLAINTS_A_SECOND_MAX = 10
+CROWDED_LOOK_S = 0.25
 
 
 async def serve(
@@ -60,6 +62,8 @@ async def serve(
             nursery.start_soon(server.apis.producing.run)
             nursery.start_soon(server.apis.fetching.run)
             nursery.start_soon(door.coordinator.run)
+            nursery.start_soon(server.make_way, server.shared.receiving)
+            nursery.start_soon(server.make_way, server.shared.sending)
             for listener in listeners:
                 nursery.start_soon(server.accept, listener, nursery)
             task_status.started(bound)
@@ -170,6 +174,7 @@ class Server:
         connection = Connection(wire, client, self.shared, polled=isinstance(wire, PlainWire))
         if isinstance(wire, PlainWire):
             poller.add(wire.fileno(), connection)
+        self.shared.connections.add(connection)
         try:
             with connection.scope:
                 async with trio.open_nursery() as nursery:
@@ -177,11 +182,25 @@ class Server:
                     await self._read(connection)
                     nursery.cancel_scope.cancel()
         finally:
+            self.shared.connections.discard(connection)
             if isinstance(wire, PlainWire):
                 poller.remove(wire.fileno())
             connection.closed()
             with trio.CancelScope(shield=True):
                 await wire.close()
+
+    async def make_way(self, budget: Budget) -> None:
+        """While some wait for room, those who hold it for nothing lose it. Three clients that each announce a large
+        request and send none of it must not stop all others for as long as a slow link may take."""
+        while True:
+            await budget.wait_crowded()
+            await trio.sleep(CROWDED_LOOK_S)
+            now = trio.current_time()
+            for connection in list(self.shared.connections) if budget.crowded else ():
+                if connection.hoards(budget, now):
+                    self._meters.add("kafka_connections_refused", 1, "held room that others waited for")
+                    self._complaints.about(connection.client, TooSlow("it held room that others waited for"))
+                    connection.scope.cancel()
 
     async def _read(self, connection: Connection) -> None:
         try:

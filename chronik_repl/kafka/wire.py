@@ -50,6 +50,18 @@ def rest_of(pieces: Sequence[Buffer], sent: int) -> list[Buffer]:
     return []
 
 
+def first_of(pieces: Sequence[Buffer], size_max: int) -> list[Buffer]:
+    """As much of the pieces' beginning; nothing is copied."""
+    first: list[Buffer] = []
+    for piece in pieces:
+        if len(piece) >= size_max:
+            first.append(memoryview(piece)[:size_max])
+            break
+        first.append(piece)
+        size_max -= len(piece)
+    return first
+
+
 class PlainWire:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
