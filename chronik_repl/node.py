@@ -338,7 +338,9 @@ class Node:
 
     def _ready_line(self) -> str:
         status = self.status()
-        return f"leading with {len(status.members)} members; acks=all means {status.acks_all_means}"
+        count = len(status.members)
+        members = "1 member" if count == 1 else f"{count} members"
+        return f"leading with {members}; acks=all means {status.acks_all_means}"
 
     async def _after_deposition(self, deposed: ChronikError) -> None:
         if self._local.listening:

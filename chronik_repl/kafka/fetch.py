@@ -100,11 +100,12 @@ class Fetching:
         deadline = trio.current_time() + min(max(request.max_wait_ms, 0), MAX_WAIT_MS_MAX) / 1000
         while True:
             held = 0
-            if self._has_batches(request):  # what will be empty takes no room
+            reads = self._has_batches(request)  # what will be empty takes no room
+            if reads:
                 await self._sending.take(bytes_max)
                 held = bytes_max
             try:
-                topics, size, final, failed = await self._collect(request, bytes_max if held else None)
+                topics, size, final, failed = await self._collect(request, bytes_max if reads else None)
                 if size > held:  # one batch that is larger than all that was asked for
                     self._sending.take_anyway(size - held)
                 else:

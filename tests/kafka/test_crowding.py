@@ -93,6 +93,13 @@ async def test_an_empty_fetch_needs_no_room(tmp_path: Path) -> None:
         assert (done.error_code, done.high_watermark, done.records or b"") == (0, 1, b"")
 
 
+async def test_a_fetch_of_no_bytes_gets_its_one_batch(tmp_path: Path) -> None:
+    async with open_door(tmp_path) as (_, address), connect(address) as client:
+        await client.make_topic("t")
+        await client.produce("t", batch(b"1"))
+        assert values_of((await client.fetch("t", 0, max_bytes=0)).records) == [b"1"]
+
+
 def test_buffers_that_nobody_counts_are_no_larger_than_that() -> None:
     buffers = Buffers()
     for size in (17 * KIB, COUNTED):
