@@ -152,23 +152,28 @@ class PowerCuts:
     def cut(self) -> str:
         """Live for a random while, cut, mount again, look. What is wrong, or ""."""
         rng = self._rng
-        after = rng.randrange(1, 25)
+        after = rng.randrange(2, 25)
+        middle = rng.randrange(1, after) if rng.random() < 0.5 else 0  # soon after this ack, in whatever it does then
         said: list[str] = []
         with mounted(["-o", "loop", str(self._image)], self._where) as where:
             mount_fd = os.open(where, os.O_RDONLY)
+            in_the_middle = trio.Event()
 
             def say(line: str) -> None:
                 said.append(line)
+                if len(said) == middle:
+                    in_the_middle.set()
                 if len(said) == after:
                     shut_down(mount_fd)
 
             async def main() -> None:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(live, where / "log", 60, rng.randrange(1 << 30), say)
-                    if rng.random() < 0.5:  # in the middle of whatever it does, not just after an ack
-                        await trio.sleep(rng.random() * 0.03)
-                        said_before = len(said)
-                        if said_before < after:
+                    if middle:
+                        await in_the_middle.wait()
+                        for _ in range(rng.randrange(20)):
+                            await trio.lowlevel.checkpoint()
+                        if len(said) < after:
                             shut_down(mount_fd)
                             self.cuts_in_flight += 1
 

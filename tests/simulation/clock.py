@@ -33,9 +33,15 @@ class Timer:
             trio.lowlevel.reschedule(task)
 
 
+class Stuck(Exception):
+    """Every task waits, none for a time: also the one that was to end the story after so long, whose end is held up by
+    a step that may not be cancelled."""
+
+
 class SimClock(trio.abc.Clock):
     def __init__(self) -> None:
         self.now = 0.0
+        self.over = False  # the story is told
         self._timers: list[tuple[float, int, Timer]] = []
         self._ticket = itertools.count()
 
@@ -51,7 +57,9 @@ class SimClock(trio.abc.Clock):
             heapq.heappop(timers)
         due = min(deadline, timers[0][0]) if timers else deadline
         if due == math.inf:
-            return due  # the story is over, and trio waits for its own
+            if not self.over:
+                raise Stuck("everything waits for ever")
+            return due  # trio waits for its own
         self.now = max(self.now, due)
         while timers and timers[0][0] <= self.now:
             heapq.heappop(timers)[2].ring()

@@ -81,6 +81,7 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool, t
     began = time.process_time()
     simulated_s = 0.0
     stories: list[Story] = []
+    clock = SimClock()
 
     async def main() -> None:
         nonlocal simulated_s
@@ -91,6 +92,7 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool, t
                 await story.tell()
         finally:
             simulated_s = trio.current_time()
+            clock.over = True
 
     collects = gc.isenabled()
     if collects:
@@ -102,7 +104,7 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool, t
     trio_run._r = random.Random(seed)
     random.seed(seed)
     try:
-        trio.run(main, clock=SimClock(), instruments=[Watching(judge)])
+        trio.run(main, clock=clock, instruments=[Watching(judge)])
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
