@@ -2,118 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from tests.ports import free_port
-
-ENTRY = "import sys; from chronik_repl import process; sys.exit(process.{program}())"
-READY_S = 60.0
+from tests.end_to_end.processes import Process, Program
 
 
-def wait_for(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:
-    """Whatever the condition gives, once it is true. Fails by name after the deadline."""
-    until = time.monotonic() + deadline_s
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > until:
-            raise AssertionError(f"{what}: not within {deadline_s:.0f} s")
-        time.sleep(0.02)
+class Node(Process):
+    """As clients meet it: with room for their loads, a rack of its own, and topics of four partitions."""
 
-
-class Node:
-    """One process. Its ports and directory are its own for as long as the test runs."""
-
-    def __init__(self, folder: Path, node_id: int, program: str, **variables: str) -> None:
-        self.node_id = node_id
-        self.program = program
-        self.data_dir = folder / f"node-{node_id}"
-        self.kafka, self.http, self.replication = (f"127.0.0.1:{free_port()}" for _ in range(3))
-        self.log_file = folder / f"node-{node_id}.log"
-        self.variables = {
-            "NODE_ID": str(node_id),
-            "DATA_DIR": str(self.data_dir),
-            "KAFKA_BIND_ADDR": self.kafka,
-            "HTTP_BIND_ADDR": self.http,
-            "WAL_RECEIVER_ENABLED": "true",
-            "WAL_RECEIVER_BIND_ADDR": self.replication,
-            "WAL_SEGMENT_BYTES": str(16 << 20),
-            "MIN_FREE_BYTES": str(64 << 20),
-            "REPLICATION_HEARTBEAT_INTERVAL_SECS": "0.5",
-            "REPLICATION_HEARTBEAT_TIMEOUT_SECS": "3",
-            "REPLICATION_RECONNECT_DELAY_SECS": "0.2",
-            "DEFAULT_PARTITIONS": "4",
-            "RACK": f"rack-{node_id}",
-            **variables,
-        }
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        assert self.process is None
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
-        environ |= {f"CHRONIK_{name}": value for name, value in self.variables.items()}
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", ENTRY.format(program=self.program)],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def kill(self) -> None:
-        """As a power switch does: no goodbye."""
-        self.stop(signal.SIGKILL)
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        if self.process is not None:
-            self.process.send_signal(how)
-            try:
-                self.process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-                raise AssertionError(f"node {self.node_id} did not end on {how.name}\n{self.tail()}") from None
-            finally:
-                self.process = None
-
-    def ready(self) -> bool:
-        assert self.process is not None
-        if self.process.poll() is not None:
-            raise AssertionError(f"node {self.node_id} exited with {self.process.returncode}\n{self.tail()}")
-        try:
-            with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def wait_ready(self) -> None:
-        wait_for(self.ready, f"node {self.node_id} ready", READY_S)
-
-    def status(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://{self.http}/status", timeout=5) as answer:
-            status: dict[str, Any] = json.load(answer)
-            return status
+    def __init__(self, folder: Path, node_id: int, program: Program, **variables: str) -> None:
+        super().__init__(folder, node_id, program)
+        self.configure(
+            wal_receiver_enabled="true",
+            wal_segment_bytes="16MiB",
+            min_free_bytes="64MiB",
+            replication_heartbeat_timeout_secs="3",
+            replication_reconnect_delay_secs="0.2",
+            default_partitions="4",
+            rack=f"rack-{node_id}",
+        )
+        self.configure(**variables)
 
     def metrics(self) -> dict[str, float]:
         """Every sample, by its name and labels as they stand on the page."""
-        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=5) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = self.get("/metrics").splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line and line[0] != "#"}
-
-    def tail(self) -> str:
-        return self.log_file.read_text(errors="replace")[-4000:] if self.log_file.exists() else ""
 
 
 class Cluster:
@@ -123,9 +37,9 @@ class Cluster:
         self.followers = [Node(folder, n + 2, "follower", **variables) for n in range(followers)]
         wished = dict(variables)
         if followers:
-            wished["REPLICATION_FOLLOWERS"] = ",".join(node.replication for node in self.followers)
-            wished["REPLICATION_MODE"] = "sync"
-            wished["REPLICATION_SYNC_REPLICAS"] = "1"
+            wished["replication_followers"] = ",".join(node.replication for node in self.followers)
+            wished["replication_mode"] = "sync"
+            wished["replication_sync_replicas"] = "1"
         self.leader = Node(folder, 1, "leader", **wished)
 
     @property
@@ -148,10 +62,13 @@ class Cluster:
         self.leader.wait_ready()
 
     def stop(self) -> None:
-        failures = []
+        """All of them; every one must end when it is asked to."""
+        stuck = []
         for node in self.nodes:
-            try:
-                node.stop()
-            except AssertionError as error:
-                failures.append(str(error))
-        assert not failures, "\n".join(failures)
+            if node.alive:
+                try:
+                    node.stop()
+                except subprocess.TimeoutExpired:
+                    node.kill()
+                    stuck.append(f"node {node.node_id} did not end:\n{node.said()[-4000:]}")
+        assert not stuck, "\n".join(stuck)

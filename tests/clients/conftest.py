@@ -26,7 +26,7 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 def cluster(running_cluster: Cluster) -> Cluster:
     """Whatever the test before did to it: everyone is up."""
     for node in running_cluster.nodes:
-        if node.process is None:
+        if not node.alive:
             node.start()
     for node in running_cluster.nodes:
         node.wait_ready()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.clients.cluster import Cluster, Node, wait_for
+from tests.clients.cluster import Cluster, Node
 from tests.clients.ledger import PARTITIONS, Ledger
 from tests.clients.test_confluent import IMPATIENT, consume, make_topic, produce
+from tests.end_to_end.processes import until
 
 
 def fetched_bytes(node: Node) -> float:
@@ -49,25 +49,22 @@ def test_nobody_reads_past_the_high_watermark(cluster: Cluster, fresh: Callable[
         seen += sum(1 for message in consumer.consume(1000, 0.1) if not message.error())
         return seen >= wanted
 
-    wait_for(lambda: read(400), "what is committed")
-    processes = [node.process for node in cluster.followers]
-    for process in processes:
-        assert process is not None
-        process.send_signal(signal.SIGSTOP)
+    until(lambda: read(400), "what is committed")
+    for node in cluster.followers:
+        node.pause()
     try:
         watermark = cluster.leader.status()["log"]["high_watermark"]
         produce(cluster, topic, 400, first=400, acks="1")
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
+        deadline = time.monotonic() + 1
+        while time.monotonic() < deadline:
             read(800)
         assert seen == 400
         log = cluster.leader.status()["log"]
         assert log["high_watermark"] == watermark < log["durable_end"]
     finally:
-        for process in processes:
-            assert process is not None
-            process.send_signal(signal.SIGCONT)
-    wait_for(lambda: read(800), "what became committed")
+        for node in cluster.followers:
+            node.resume()
+    until(lambda: read(800), "what became committed")
     assert seen == 800
     consumer.close()
 
@@ -85,7 +82,7 @@ def test_kf34_every_acks_level_reaches_every_follower(cluster: Cluster, fresh: C
             consume(cluster, topic, found, **{"client.rack": f"rack-{near.node_id}"})
             return sum(map(len, found.found.values())) == 3000
 
-        wait_for(everything, f"all three thousand are on node {near.node_id}")
+        until(everything, f"all three thousand are on node {near.node_id}")
         found.once_and_in_order()
     durable = {node.status()["log"]["durable_end"] for node in cluster.nodes}
-    wait_for(lambda: len({node.status()["log"]["end_checksum"] for node in cluster.nodes}) == 1, f"one chain {durable}")
+    until(lambda: len({node.status()["log"]["end_checksum"] for node in cluster.nodes}) == 1, f"one chain {durable}")

@@ -15,9 +15,10 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.clients.cluster import Cluster, wait_for
+from tests.clients.cluster import Cluster
 from tests.clients.ledger import PARTITIONS
 from tests.clients.test_confluent import IMPATIENT, make_topic, produce
+from tests.end_to_end.processes import until
 
 RECORDS = 8_000
 IDEMPOTENT: dict[str, Any] = {"enable.idempotence": True}
@@ -66,16 +67,16 @@ def test_members_die_and_come_and_the_leader_is_restarted(
     topic, group = make_topic(cluster, fresh("group")), fresh("group")
     members = [Member(cluster, group, topic, tmp_path / f"member-{n}") for n in range(3)]
     try:
-        wait_for(lambda: shared_out(members), "three members share the partitions")
+        until(lambda: shared_out(members), "three members share the partitions")
         produced = produce(cluster, topic, RECORDS, **IDEMPOTENT)
         members[0].end("kill")
-        wait_for(lambda: shared_out(members[1:]), "the two that are left share what the dead one had")
+        until(lambda: shared_out(members[1:]), "the two that are left share what the dead one had")
         members.append(Member(cluster, group, topic, tmp_path / "member-3"))
-        wait_for(lambda: shared_out(members[1:]), "the one that came has its share")
+        until(lambda: shared_out(members[1:]), "the one that came has its share")
         cluster.kill_leader_and_start_it_again()
         produced.acked |= produce(cluster, topic, RECORDS, first=RECORDS, **IDEMPOTENT).acked
         assert len(produced.acked) == 2 * RECORDS
-        wait_for(
+        until(
             lambda: set().union(*(member.numbers() for member in members)) >= produced.acked,
             "every record was processed",
         )
@@ -131,14 +132,14 @@ def test_a_restart_of_the_leader_causes_no_rebalance(cluster: Cluster, fresh: Ca
     topic, group = make_topic(cluster, fresh("steady")), fresh("steady")
     watcher = Watcher(cluster, group, topic)
     try:
-        wait_for(lambda: len(watcher.changes) == 3, "three members have their share")
+        until(lambda: len(watcher.changes) == 3, "three members have their share")
         before = list(watcher.changes)
         produce(cluster, topic, 2000, **IDEMPOTENT)
-        wait_for(lambda: watcher.seen == 2000, "all is read")
+        until(lambda: watcher.seen == 2000, "all is read")
         cluster.kill_leader_and_start_it_again()
         produce(cluster, topic, 2000, **IDEMPOTENT)
-        wait_for(lambda: watcher.seen >= 4000, "all is read after the restart")
-        wait_for(
+        until(lambda: watcher.seen >= 4000, "all is read after the restart")
+        until(
             lambda: cluster.leader.metrics().get('chronik_kafka_requests_total{api="Heartbeat"}', 0) >= 9,
             "the members' heartbeats reach the leader again",
         )
@@ -158,7 +159,7 @@ def test_a_promoted_follower_goes_on_with_groups_and_producers(tmp_path: Path, f
     try:
         topic, group = make_topic(cluster, fresh("promoted")), fresh("promoted")
         watcher = Watcher(cluster, group, topic)
-        wait_for(lambda: len(watcher.changes) == 3, "three members have their share")
+        until(lambda: len(watcher.changes) == 3, "three members have their share")
         before = list(watcher.changes)
 
         def lose_the_leader() -> None:
@@ -167,7 +168,7 @@ def test_a_promoted_follower_goes_on_with_groups_and_producers(tmp_path: Path, f
 
         ledger = produce(cluster, topic, 20_000, in_the_middle=lose_the_leader, **IDEMPOTENT)
         assert len(ledger.acked) == 20_000
-        wait_for(lambda: watcher.seen >= 20_000, "all is read")
+        until(lambda: watcher.seen >= 20_000, "all is read")
         assert watcher.changes == before
         assert watcher.seen == 20_000  # a duplicate would be one more
     finally:

@@ -145,7 +145,7 @@ def test_who_speaks_no_tls_or_does_not_log_in_is_closed(secure: Cluster, folder:
     ):
         wrapped.sendall(metadata)  # before the login
         assert not answered(wrapped)
-    assert secure.leader.ready()
+    assert secure.leader.get("/readyz")
 
 
 def answered(sock: socket.socket) -> bool:

@@ -19,7 +19,7 @@ from chronik_repl import control
 from tests.ports import free_port
 
 Program = Literal["leader", "follower"]
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
@@ -57,14 +57,21 @@ class Process:
         }
         self.running: subprocess.Popen[bytes] | None = None
 
-    def start(self, **variables: str) -> None:
+    def configure(self, **variables: str) -> None:
         self.environ |= {f"CHRONIK_{name.upper()}": value for name, value in variables.items()}
+
+    def start(self, **variables: str) -> None:
+        self.configure(**variables)
         plain = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
         plain["PYTHONPATH"] = str(Path(chronik_repl.__file__).parent.parent)
         code = f"from chronik_repl.process import {self.program}; {self.program}()"
         with self.log_file.open("ab") as log:
             self.running = subprocess.Popen(
-                [*self.prefix, sys.executable, "-c", code], env=plain | self.environ, stdout=log, stderr=log
+                [*self.prefix, sys.executable, "-c", code],
+                env=plain | self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     @property

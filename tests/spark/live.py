@@ -19,7 +19,8 @@ from confluent_kafka import KafkaError, Message, Producer
 from chronik_repl.spark.parity import Options, run
 from chronik_repl.spark.report import headline
 from chronik_repl.spark.verdict import Report
-from tests.clients.cluster import Cluster, wait_for
+from tests.clients.cluster import Cluster
+from tests.end_to_end.processes import until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 VARIABLES = {"WAL_SEGMENT_BYTES": str(1 << 20), "WAL_RETENTION_BYTES": str(6 << 20)}
@@ -87,7 +88,7 @@ def main(runs: int) -> int:
         cluster.start()
         try:
             with Load(cluster.bootstrap) as load:
-                wait_for(lambda: load.acked > 20_000, "some load", 120)
+                until(lambda: load.acked > 20_000, "some load", 120)
                 for number in range(runs):
                     victim = cluster.followers[number % 2]
                     if number % 4 == 1:
@@ -95,7 +96,7 @@ def main(runs: int) -> int:
                     report = check(spark, cluster, f"{folder}/state" if number % 2 else None)
                     start = min(copy.start for copy in report.copies)
                     print(f"{number + 1} of {runs}: {headline(report)} Log start {start:,}.", flush=True)
-                    if victim.process is None:
+                    if not victim.alive:
                         victim.start()
         finally:
             cluster.stop()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from chronik_repl.spark.session import SparkMissing, require_spark
-from tests.clients.cluster import wait_for
+from tests.end_to_end.processes import until
 from tests.ports import free_port
 from tests.spark import plants
 from tests.spark.logs import Writer, batch, copy_log
@@ -51,12 +51,12 @@ class Standalone:
 
     def up(self) -> None:
         log = self.start("Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
-        wait_for(lambda: "I have been elected leader" in log.read_text(), "the master leads", 90)
+        until(lambda: "I have been elected leader" in log.read_text(), "the master leads", 90)
         for _ in range(2):
             self.start(
                 "Worker", self.master, "--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--webui-port", "0"
             )
-        wait_for(lambda: len(re.findall("Registering worker", log.read_text())) == 2, "two workers are registered", 90)
+        until(lambda: len(re.findall("Registering worker", log.read_text())) == 2, "two workers are registered", 90)
 
     def down(self) -> None:
         for process in reversed(self.processes):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.cluster import Cluster, wait_for
+from tests.clients.cluster import Cluster
+from tests.end_to_end.processes import until
 from tests.spark.live import CODECS, VARIABLES, Load, check
 
 RECORDS = 1_000_000
@@ -28,11 +29,11 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
 @pytest.mark.parametrize("cluster", [VARIABLES], indirect=True, ids=["small segments"])
 def test_a_busy_cluster_is_the_same(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
     with Load(cluster.bootstrap) as load:
-        wait_for(lambda: load.acked > 5_000 and len(load.topics) == len(CODECS), "some load of every kind", 120)
+        until(lambda: load.acked > 5_000 and len(load.topics) == len(CODECS), "some load of every kind", 120)
         first = check(spark, cluster, None)
         cluster.followers[0].kill()
         before = load.acked
-        wait_for(lambda: load.acked > before + 25_000, "more load", 120)
+        until(lambda: load.acked > before + 25_000, "more load", 120)
         second = check(spark, cluster, str(tmp_path / "state"))
     assert second.end > first.end
     assert second.copies[1].behind > 0  # the one that was killed; behind is not different
@@ -90,7 +91,7 @@ def test_a_million_records_as_a_kafka_consumer_reads_them(spark: Any, cluster: C
     assert consumed == RECORDS
     follower = cluster.followers[0]
     leader_end = cluster.leader.status()["log"]["high_watermark"]
-    wait_for(lambda: follower.status()["log"]["high_watermark"] >= leader_end, "the follower knows it too", 60)
+    until(lambda: follower.status()["log"]["high_watermark"] >= leader_end, "the follower knows it too", 60)
 
     spark.dataSource.register(ChronikSource)
     found = fingerprint(wait_for_records(spark, follower.data_dir))
@@ -109,7 +110,7 @@ def fingerprint(table: Any) -> Any:
 def wait_for_records(spark: Any, data_dir: Path) -> Any:
     """The directory's own mark knows a new high watermark a moment after the node does."""
     table = spark.read.format("chronik").schema("topic string, offset bigint").load(str(data_dir))
-    wait_for(lambda: table.filter("topic = 'million'").count() == RECORDS, "the mark is written", 60)
+    until(lambda: table.filter("topic = 'million'").count() == RECORDS, "the mark is written", 60)
     return (
         spark.read.format("chronik")
         .schema("key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chronik_repl.errors import ConfigError, OutOfRange
-from tests.clients.cluster import wait_for
+from tests.end_to_end.processes import until
 from tests.spark.logs import Writer, batch
 
 ROOT = Path(__file__).parent.parent.parent
@@ -134,7 +134,7 @@ def test_into_parquet_with_kill_9_every_record_once(spark: Any, tmp_path: Path) 
             [sys.executable, str(script)], env=environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        wait_for(lambda: running.poll() is not None or committed() > 0, "something is in Parquet", 240)
+        until(lambda: running.poll() is not None or committed() > 0, "something is in Parquet", 240)
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait(20)
