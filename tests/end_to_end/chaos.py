@@ -223,7 +223,9 @@ class Chaos:
 
     def _restart_a_follower(self) -> None:
         node = self._follower()
-        assert node.stop() == 0, node.said()[-2000:]
+        node.wait_ready()  # one that was killed just before may not have come to where it hears SIGTERM
+        code = node.stop()
+        assert code == 0, f"exit code {code}: {node.said()[-2000:]}"
         node.start()
 
     def _promote(self) -> None:
