@@ -96,8 +96,9 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool, t
 
     collects = gc.isenabled()
     if collects:
+        gc.collect()  # the story before, all of it: freezing what is left of it would keep it for ever
         gc.freeze()  # what was imported is not looked at again
-    gc.disable()  # a story is short, and leaves few cycles: once afterwards is enough
+    gc.disable()  # a story is short, and leaves few cycles: once, before the next one, is enough
     deterministic, shuffler = trio_run._ALLOW_DETERMINISTIC_SCHEDULING, trio_run._r
     global_state = random.getstate()
     trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
@@ -116,7 +117,6 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool, t
         random.setstate(global_state)
         if collects:
             gc.enable()
-            gc.collect()
     story = stories[0]
     return Outcome(
         seed,

@@ -11,6 +11,7 @@ from chronik_repl.errors import ChronikError, CorruptLog, DiskFailed, DiskFull, 
 from chronik_repl.kafka import producers
 from chronik_repl.positions import Offset, Position
 from chronik_repl.wal.changes import TopicMade
+from chronik_repl.wal.scrub import REST_S
 from chronik_repl.wal.state import BATCH
 from tests.simulation.clock import Timer, ring_all
 from tests.simulation.cluster import CAPACITY_BYTES, Cluster, Killed, Machine
@@ -21,7 +22,7 @@ IDENT = struct.Struct(">QI")  # which append, and whose
 APPENDS_MIN = 200
 PRODUCERS = 4
 IDEMPOTENT = 2  # of them
-CALM_S = 60.0  # simulated time in which a healed cluster must be whole again
+CALM_S = REST_S + 30  # simulated time in which a healed cluster must be whole again: scrubbers rest between two rounds
 SIMULATED_S_MAX = 200.0
 PROMPT_S = 0.5  # an append on a healthy disk is durable within this
 
@@ -191,10 +192,11 @@ class Workload:
         pace_s = self.rng.choice((0.0, 0.002, 0.02))
         producer_id: int | None = None
         pending: list[tuple[int, int, bytes]] = []  # ident, sequence, batch
-        sequence = acked_end = 0
+        sequence = 0
+        heard: Acked | None = None  # the last one
         while self._troubled or pending:
             if producer_id is None or (pending and self.rng.random() < 0.03):  # or it gives up: another id
-                pending, sequence = [], 0
+                pending, sequence, heard = [], 0, None
                 producer_id = await self._take_id()
                 await self._nap(0.02)
                 continue
@@ -207,18 +209,23 @@ class Workload:
                 pending.append((ident, sequence, make_batch(ident, producer, 50, producer_id, sequence)))
                 sequence += 1
             machine = self.rng.choice(ready)
-            done, end = await self._send(producer, producer_id, machine, pending, acked_end)
-            acked_end = max(acked_end, end)
-            del pending[:done]
+            done = await self._send(producer, producer_id, machine, pending, heard)
+            heard = done[-1] if done else heard
+            del pending[: len(done)]
             await self._nap(pace_s * self.rng.uniform(0.2, 2) if done else self.rng.choice((0.005, 0.05, 0.2)))
 
     async def _send(
-        self, producer: int, producer_id: int, machine: Machine, pending: list[tuple[int, int, bytes]], acked_end: int
-    ) -> tuple[int, int]:
-        """What the Kafka door does with them. Returns how many were acked, and the end of the last one."""
+        self,
+        producer: int,
+        producer_id: int,
+        machine: Machine,
+        pending: list[tuple[int, int, bytes]],
+        heard: Acked | None,
+    ) -> list[Acked]:
+        """What the Kafka door does with them. Returns those that were acked."""
         node, partition = machine.node, producer % PARTITIONS
         if node is None or not node.accepting or not node.enough_replicas or TOPIC not in node.log.state.topics:
-            return 0, 0
+            return []
         boots, epoch, log = machine.boots, node.epoch, node.log
         places: list[tuple[int, int, int]] = []
         try:
@@ -234,10 +241,10 @@ class Workload:
                     self.judge.note("again", ident, machine.name, decision.end, sequence)
                     places.append((ident, decision.end - 1, decision.end))
                 else:
-                    if log.committed.value >= acked_end:
+                    if heard is None or (heard in self.judge.acked and log.committed.value >= heard.end):
                         self.judge.broken(
-                            f"{machine.name} holds what producer {producer_id} was acked, up to {acked_end}, and "
-                            f"answers its sequence {sequence} with {decision.name}"
+                            f"{machine.name} holds what producer {producer_id} was acked, up to "
+                            f"{heard.end if heard else 0}, and answers its sequence {sequence} with {decision.name}"
                         )
                     break
             with trio.move_on_after(3) as scope:
@@ -246,15 +253,16 @@ class Workload:
                 await self.cluster.fabric.standing(machine.name)
         except (NotLeader, DiskFull, OutOfRange, DiskFailed, Killed):
             self.refused += 1
-            return 0, 0
+            return []
         if scope.cancelled_caught or not places or not self._still(machine, boots, epoch):
-            return 0, 0
+            return []
         if self.rng.random() < 0.05:  # the answer is lost on its way, and all of them come again
             self.judge.note("unheard", machine.name, [ident for ident, _, _ in places])
-            return 0, 0
-        for ident, position, end in places:
-            self.judge.ack(machine, Acked(ident, producer, machine.name, epoch, position, end, True))
-        return len(places), places[-1][2]
+            return []
+        done = [Acked(ident, producer, machine.name, epoch, position, end, True) for ident, position, end in places]
+        for acked in done:
+            self.judge.ack(machine, acked)
+        return done
 
     async def _take_id(self, machine: Machine | None = None) -> int | None:
         """From any node."""
