@@ -436,7 +436,7 @@ class Leadership:
                 raise Refused(f"node {node_id} leads: promote another node first")
             if epochs.may_change_members(changes, log.committed.value, self._start_end):
                 break
-            await log.committed.wait(changes[-1][0])
+            await log.committed.wait(max(changes[-1][0], self._start_end))
         rest = tuple(m for m in now.members if m.node_id != node_id)
         if now.sync_replicas >= len(rest):
             raise Refused(

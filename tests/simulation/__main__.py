@@ -40,7 +40,7 @@ def main() -> int:
 def run(seeds: Iterable[int], bug: str | None, jobs: int) -> int:
     """0 when every seed holds; with a bug, when one of them caught it."""
     began, failed, count, cpu_s = time.monotonic(), list[Outcome](), 0, 0.0
-    with multiprocessing.Pool(jobs) as pool:
+    with multiprocessing.Pool(jobs, maxtasksperchild=50) as pool:
         for outcome in pool.imap_unordered(one, [(seed, bug) for seed in seeds]):
             count += 1
             cpu_s += outcome.cpu_s
@@ -63,7 +63,7 @@ def run(seeds: Iterable[int], bug: str | None, jobs: int) -> int:
 
 def search(bugs: list[str], start: int, seeds: int, jobs: int) -> int:
     missed = 0
-    with multiprocessing.Pool(jobs) as pool:
+    with multiprocessing.Pool(jobs, maxtasksperchild=50) as pool:
         for bug, found in pool.imap_unordered(first, [(bug, start, seeds) for bug in bugs]):
             if found is None:
                 missed += 1

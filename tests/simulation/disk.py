@@ -155,6 +155,9 @@ class SimDisk:
         buffer[: len(data)] = data
         return len(data)
 
+    async def drop_cached(self, file: File) -> None:
+        await self._call()
+
     async def map(self, name: str) -> memoryview:
         await self._call()
         inode = self.medium.find(name)

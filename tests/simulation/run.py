@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -36,6 +37,17 @@ SCALED: tuple[tuple[Any, str, Any], ...] = (
     (leader, "DRAIN_TIMEOUT_S", 1.5 * DRAIN_S),
     (producer_ids, "uuid4", lambda: random.getrandbits(64)),
 )
+
+
+ENDLESS_S = 120  # of CPU time: a story takes half a second
+
+
+class Endless(BaseException):
+    """A step of the program that does not end: nothing else runs meanwhile, so no deadline can tell."""
+
+
+def _endless(*_: object) -> None:
+    raise Endless(f"nothing else ran for {ENDLESS_S} s of CPU time")
 
 
 Teller = Callable[[int, Judge], Story]
@@ -104,6 +116,8 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool, t
     trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     trio_run._r = random.Random(seed)
     random.seed(seed)
+    before = signal.signal(signal.SIGVTALRM, _endless)
+    signal.setitimer(signal.ITIMER_VIRTUAL, ENDLESS_S)
     try:
         trio.run(main, clock=clock, instruments=[Watching(judge)])
     except BaseException as error:
@@ -112,6 +126,8 @@ def _simulate(seed: int, bug: str | None, lines: int, always_transcript: bool, t
         judge.transcript.append((simulated_s, "EXCEPTION", tuple(traceback.format_exception(error))))
         judge.verdicts.append(f"an unexpected exception: {describe(error)}")
     finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
         trio_run._ALLOW_DETERMINISTIC_SCHEDULING = deterministic  # type: ignore[misc]
         trio_run._r = shuffler
         random.setstate(global_state)

@@ -340,6 +340,21 @@ async def removal_that_could_not_be_committed(scene: Scene) -> None:
         await node.command({"command": "members-remove", "node_id": 2}, lambda text: None)
 
 
+async def removal_before_the_start_is_committed(scene: Scene) -> None:
+    """A leader has begun, and nobody else's disk is fast enough to commit that soon: a removal waits for the leader's start to be
+    committed. It asked again and again instead, and let nobody else run."""
+    await scene.begins("n2")
+    for name in ("n1", "n3"):
+        scene.at(name).disk.slowness = 20_000.0
+        scene._slow_disk[name] = 1e9
+    node = scene.at("n2").node
+    assert node is not None
+    assert await scene._wait_until(lambda: node.accepting, 1)
+    with trio.move_on_after(0.1) as soon:
+        await node.command({"command": "members-remove", "node_id": 1}, lambda text: None)
+    assert soon.cancelled_caught
+
+
 async def full_follower(scene: Scene) -> None:
     """A follower whose disk is full ends each session at its first frame. It is dialled again, but not all the time."""
     full, leader = scene.at("n3"), scene.at("n1")
@@ -381,4 +396,5 @@ SHORT: dict[str, Act] = {
     "promise-in-the-page-cache": Act(promise_in_the_page_cache, ""),
     "full-follower": Act(full_follower, ""),
     "removal-that-could-not-be-committed": Act(removal_that_could_not_be_committed, "", 4),
+    "removal-before-the-start-is-committed": Act(removal_before_the_start_is_committed, ""),
 }
