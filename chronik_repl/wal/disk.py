@@ -6,16 +6,13 @@ trio's threads. Every error of a change is final.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import itertools
 import mmap
 import os
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +21,7 @@ from typing import TypeVar
 import trio
 
 from chronik_repl.errors import CorruptLog, DiskFailed, DiskFull, ForeignLog
+from chronik_repl.wal.commit_thread import CommitThread
 from chronik_repl.wal.seam import Buffer, Disk, File, Write
 
 __all__ = ["Buffer", "Disk", "File", "RealDisk", "Write"]
@@ -33,21 +31,13 @@ T = TypeVar("T")
 IOV_MAX = 1024  # buffers that one pwritev takes
 FILL_STEP = 1024 * 1024  # of zeros; of a fill that is paced a quarter: groups wait behind its syncs
 SMALL_READ = 256 * 1024
-SWITCH_INTERVAL_S = 0.00001
 _ZEROS = memoryview(bytes(FILL_STEP))
-# As os.eventfd_write, but it keeps the interpreter: the event loop that it wakes must not take it away before this
-# thread is in its next system call, which is the sync that the device waits for.
-_ring = ctypes.PyDLL(None).eventfd_write
-_ring.argtypes = (ctypes.c_int, ctypes.c_uint64)
-PR_SET_TIMERSLACK = 29
 
 
 class RealDisk:
     """A directory of this machine.
 
-    Commits go to one thread, the committer, started with the first of them. It is woken by an eventfd and wakes the
-    task that waits by another, so an answer costs no more than the two system calls and one pass of the event loop.
-    A task that is cancelled while it waits does not stop its write.
+    Commits go to one thread (commit_thread.py), started with the first of them.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, fill_pace: float = 6.0) -> None:
@@ -63,12 +53,7 @@ class RealDisk:
         self._closed = False
         self._scratch = memoryview(bytearray(SMALL_READ))
         self._read_at_once = 0
-        self._committer: threading.Thread | None = None
-        self._jobs: deque[_Job | RealFile | None] = deque()
-        self._wake = -1
-        self._idle = False  # the committer sleeps, or is about to
-        self._bells: list[int] = []  # eventfds that nobody waits for
-        self._orphans: list[_Job] = []  # of cancelled tasks; their bells are free again once they rang
+        self._committer: CommitThread | None = None
 
     # Files
 
@@ -145,6 +130,10 @@ class RealDisk:
         name = file.name
         return CorruptLog(f"{self.path / name}: cannot be read from byte {at} on: {error.strerror}", file=name)
 
+    async def drop_cached(self, file: File) -> None:
+        assert isinstance(file, RealFile)
+        await self._in_thread(os.posix_fadvise, file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     async def size(self, file: File) -> int:
         assert isinstance(file, RealFile)
         await trio.lowlevel.cancel_shielded_checkpoint()
@@ -171,87 +160,32 @@ class RealDisk:
         except FileNotFoundError:
             return {}
 
-    # Commits
-
     async def commit(self, file: File, writes: Sequence[Write]) -> None:
         assert isinstance(file, RealFile)
         self._check()
         if self._committer is None:
-            self._start_committer()
-        job = _Job(file, writes, self._bell())
+            self._committer = CommitThread()
         file.committed_to = True
-        self._give(job)
+        failure = await self._committer.commit(partial(self._write, file, writes), partial(self._sync, file))
+        if failure is not None:
+            raise DiskFailed(failure)
+
+    def _write(self, file: RealFile, writes: Sequence[Write]) -> None:
         try:
-            await trio.lowlevel.wait_readable(job.bell)
-        except BaseException:
-            self._orphans.append(job)
-            raise
-        os.eventfd_read(job.bell)
-        self._bells.append(job.bell)
-        if job.failure is not None:
-            raise DiskFailed(job.failure)
+            if self._failure is None:
+                self._make_writable(file)
+                for at, buffers in writes:
+                    _write_all(file.fd, at, buffers)
+        except OSError as error:
+            self._fail("write", file.name, error)
 
-    def _give(self, job: _Job | RealFile | None) -> None:
-        self._jobs.append(job)
-        if self._idle:
-            os.eventfd_write(self._wake, 1)
-
-    def _bell(self) -> int:
-        if self._orphans:
-            for job in [job for job in self._orphans if job.rang]:
-                os.eventfd_read(job.bell)
-                self._orphans.remove(job)
-                self._bells.append(job.bell)
-        return self._bells.pop() if self._bells else os.eventfd(0, os.EFD_CLOEXEC)
-
-    def _start_committer(self) -> None:
-        # The committer must get the interpreter back soon after a write or a sync, however busy the event loop is.
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._committer = threading.Thread(target=self._commit_jobs, name="committer", daemon=True)
-        self._committer.start()
-
-    def _commit_jobs(self) -> None:
-        """The committer thread. Where a second job waits already, the first one's task is told only when the second is
-        written and its sync begins: so the event loop works while the device does, and not while this thread needs the
-        interpreter for its writes."""
-        # Without this the switch interval is 50 µs longer than it says, for this thread.
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-        jobs = self._jobs
-        done: _Job | None = None  # and not told yet
-        while True:
-            if not jobs:
-                _tell(done)
-                done = None
-                self._idle = True
-                if not jobs:  # one that came after this is not missed: its sender sees `_idle`
-                    os.eventfd_read(self._wake)
-                self._idle = False
-                continue
-            job = jobs.popleft()
-            if not isinstance(job, _Job):
-                _tell(done)
-                done = None
-                if job is None:
-                    return
-                os.close(job.fd)
-                continue
-            file, doing = job.file, "write"
-            try:
-                if self._failure is None:
-                    self._make_writable(file)
-                    for at, buffers in job.writes:
-                        _write_all(file.fd, at, buffers)
-                _tell(done)
-                done = None
-                if self._failure is None:
-                    doing = "fdatasync"
-                    os.fdatasync(file.fd)
-            except OSError as error:
-                self._fail(doing, file.name, error)
-            _tell(done)
-            job.failure = self._failure
-            done = job
+    def _sync(self, file: RealFile) -> str | None:
+        try:
+            if self._failure is None:
+                os.fdatasync(file.fd)
+        except OSError as error:
+            self._fail("fdatasync", file.name, error)
+        return self._failure
 
     # Everything else that changes something
 
@@ -381,14 +315,8 @@ class RealDisk:
             return
         self._closed = True
         if self._committer is not None:
-            self._give(None)
-            self._committer.join()
+            self._committer.end()
             self._committer = None
-            os.close(self._wake)
-        for job in self._orphans:
-            os.close(job.bell)
-        for bell in self._bells:
-            os.close(bell)
         for file in list(self._files):
             file.close()
         if self._lock_fd >= 0:
@@ -438,25 +366,9 @@ class RealFile:
         self.disk._files.discard(self)
         if self.committed_to and self.disk._committer is not None:
             # A cancelled commit may still be under way: its turn first, or it would write to whoever got this number.
-            self.disk._give(self)
+            self.disk._committer.afterwards(partial(os.close, self.fd))
         else:
             os.close(self.fd)
-
-
-class _Job:
-    __slots__ = ("bell", "failure", "file", "rang", "writes")
-
-    def __init__(self, file: RealFile, writes: Sequence[Write], bell: int) -> None:
-        self.file, self.writes, self.bell = file, writes, bell
-        self.failure: str | None = None
-        self.rang = False
-
-
-def _tell(job: _Job | None) -> None:
-    """Wake the task that waits for it."""
-    if job is not None:
-        _ring(job.bell, 1)
-        job.rang = True
 
 
 def _write_all(fd: int, at: int, buffers: Sequence[Buffer]) -> None:

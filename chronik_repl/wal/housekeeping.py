@@ -1,4 +1,5 @@
-"""Beside appending: finished segments are sealed, those before the log's start removed.
+"""Beside appending: finished segments are sealed, those that are no longer new leave the machine's memory, those before
+the log's start are removed.
 
 Sealing cuts a segment to size, writes its index beside it and makes it read-only. Nothing depends on it having
 happened: a crash before or in the middle leaves a segment that is sealed at the next start.
@@ -7,6 +8,7 @@ happened: a crash before or in the middle leaves a segment that is sealed at the
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -17,7 +19,7 @@ from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.frame import BadFrame, Frame, Kind
 from chronik_repl.wal.reader import Reader
 from chronik_repl.wal.segment import FOLDER
-from chronik_repl.wal.segments import Segment, Store
+from chronik_repl.wal.segments import CACHED_BYTES, Segment, Store
 from chronik_repl.wal.state import State
 from chronik_repl.wal.values import LogStats
 
@@ -36,7 +38,7 @@ class Housekeeper:
         self._state = state
         self._start = ORIGIN  # where the log is to begin
         self._start_moved = trio.Event()
-        self._sealed_one = trio.Event()
+        self._cached_from = ORIGIN
 
     # Sealing
 
@@ -49,6 +51,7 @@ class Housekeeper:
             while committer.finished:
                 segment = committer.finished[0]
                 await self._seal(segment)
+                await self._drop_cached_before(Position(max(0, segment.end - CACHED_BYTES)))
                 if committer.finished and committer.finished[0] is segment:
                     committer.finished.popleft()
                 self._start_moved.set()
@@ -67,6 +70,15 @@ class Housekeeper:
         if not segment.gone and segment is not self._committer.current:
             segment.sealed = True
             segment.active = None
+
+    async def _drop_cached_before(self, newest: Position) -> None:
+        """A log is written once and mostly read as it grows. Left alone it fills all memory with what nobody reads, and
+        every new page is one that someone else had."""
+        since, self._cached_from = min(self._cached_from, newest), newest
+        for segment in [s for s in self._store.list if since < s.end <= newest and s.sealed]:
+            if not segment.gone:
+                with suppress(CorruptLog):  # its file is not there; who wants the bytes says so
+                    await self._store.drop_cached(segment)
 
     # Removing
 

@@ -17,7 +17,7 @@ from chronik_repl.wal.frame import BadFrame, Frame, Kind, decode
 from chronik_repl.wal.index import ActiveIndex, BadIndex, Entry, SealedIndex
 from chronik_repl.wal.intake import Intake
 from chronik_repl.wal.replay import fold
-from chronik_repl.wal.segments import Segment, Store
+from chronik_repl.wal.segments import CACHED_BYTES, Segment, Store
 from chronik_repl.wal.state import PartitionState, State
 from chronik_repl.wal.values import Damage, LogStats
 
@@ -58,13 +58,16 @@ class Reader:
         return data
 
     async def read_into(self, position: Position, buffer: memoryview, end: Position) -> int:
-        """The same, into a buffer of the caller's."""
+        """The same, into a buffer of the caller's, who reads in order and will not come back: a segment that is not new
+        leaves memory behind him."""
         segment = self._store.holding(position)
         size = min(len(buffer), segment.end - position, end - position)
         if size <= 0:
             return 0
         async with self._store.pinned(segment) as file:
             size = await self._disk.read_into(file, segment.file_offset(position), buffer[:size])
+            if segment.sealed and position + size == segment.end <= self._durable() - CACHED_BYTES:
+                await self._disk.drop_cached(file)
         self._stats.read_bytes += size
         return size
 

@@ -57,6 +57,11 @@ class Scrubber:
             self._found(Damage(segment.name, segment.start, segment.end, str(error)))
 
     async def _check(self, segment: Segment) -> None:
+        await self._store.drop_cached(segment)  # it is the disk that is to be checked, not what memory knows of it
+        await self._read_through(segment)
+        await self._store.drop_cached(segment)
+
+    async def _read_through(self, segment: Segment) -> None:
         position, chain = segment.start, segment.chain
         known: Checksum | None = chain
         size = STEP_BYTES

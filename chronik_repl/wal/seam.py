@@ -50,6 +50,10 @@ class Disk(Protocol):
         """As `read`, into a buffer of the caller's; returns how many bytes. For those who read much: fresh memory
         costs more than the reading. Small reads of what is cached let nobody else run meanwhile: yield now and then."""
 
+    async def drop_cached(self, file: File) -> None:
+        """What memory holds of it is given back; the next read comes from the device. A hint: what is not synced
+        stays."""
+
     async def map(self, name: str) -> memoryview:
         """A whole file, mapped and not loaded: for files that are replaced, never changed. Raises FileNotFoundError."""
 

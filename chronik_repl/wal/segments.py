@@ -24,6 +24,7 @@ from chronik_repl.wal.segment import FOLDER, FRAMES_AT, segment_name
 
 OPEN_FILES_MAX = 64
 INDEXES_MAX = 1024  # mapped at once
+CACHED_BYTES = 128 * 1024 * 1024  # behind the log's end: what those who keep up read stays in memory
 WALK_BYTES = 256 * 1024
 ALONE_BYTES = 4 * 1024 * 1024  # between two passes of the event loop, while nobody else needs it
 
@@ -178,6 +179,11 @@ class Store:
             yield await self.file(segment)
         finally:
             self.unpin(segment)
+
+    async def drop_cached(self, segment: Segment) -> None:
+        """Its bytes need not stay in memory. Raises OutOfRange if it was removed."""
+        async with self.pinned(segment) as file:
+            await self.disk.drop_cached(file)
 
     async def forget(self, segment: Segment) -> None:
         """Take it out of the list at once, its files out of the directory once nobody reads them. Not yet synced."""

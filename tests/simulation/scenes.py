@@ -341,8 +341,8 @@ async def removal_that_could_not_be_committed(scene: Scene) -> None:
 
 
 async def removal_before_the_start_is_committed(scene: Scene) -> None:
-    """A leader has begun, and nobody else's disk is fast enough to commit that soon: a removal waits for the leader's start to be
-    committed. It asked again and again instead, and let nobody else run."""
+    """A leader has begun, and nobody else's disk is fast enough to commit that soon: a removal waits for the leader's
+    start to be committed. It asked again and again instead, and let nobody else run."""
     await scene.begins("n2")
     for name in ("n1", "n3"):
         scene.at(name).disk.slowness = 20_000.0
