@@ -48,19 +48,24 @@ class TcpStream:
                 return True
             self._rest.extend(memoryview(piece) for piece in pieces)
             self._left(sent)
+            if len(pieces) <= PIECES_MAX:
+                return False
         return self._push()
 
     def _push(self) -> bool:
         """As much of the rest as the kernel takes; True if that was all."""
         rest = self._rest
         while rest:
+            pieces = [rest[n] for n in range(min(len(rest), PIECES_MAX))]
             try:
-                sent = self._socket.sendmsg([rest[n] for n in range(min(len(rest), PIECES_MAX))])
+                sent = self._socket.sendmsg(pieces)
             except BlockingIOError:
                 return False
             except OSError as error:
                 raise self._failed() from error
             self._left(sent)
+            if sent < sum(map(len, pieces)):
+                return False  # it is full; trying again and again would fill every gap by itself
         return True
 
     def _left(self, size: int) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import trio
 
-SWITCH_INTERVAL_S = 0.00001
+SWITCH_INTERVAL_S = 0.00005
 PR_SET_TIMERSLACK = 29
 # As os.eventfd_write, but it keeps the interpreter: the event loop that it wakes must not take it away before this
 # thread is in its next system call, which is the sync that the device waits for.

@@ -1,8 +1,11 @@
 /* The bare loop that replication is compared with: one process sends groups to two others over loopback; all three
  * overwrite zero-filled files and fdatasync each group; a group counts when all three have it durable.
  *
- *   bare_replication ship DIR BYTES GROUP_BYTES OUTSTANDING    -> seconds, MB/s
- *   bare_replication catchup DIR BYTES                         -> seconds, MB/s: sendfile into write + sync every 8 MiB
+ *   bare_replication ship DIR BYTES GROUP_BYTES OUTSTANDING    -> seconds, MB/s; the files are filled before
+ *   bare_replication fill DIR BYTES GROUP_BYTES OUTSTANDING    -> the same, and each fills its file by 64 MiB as it goes
+ *   bare_replication catchup DIR BYTES                         -> seconds, MB/s: sendfile into write + sync every 8 MiB,
+ *                                                                 in a new file whose space is reserved
+ *   bare_replication overwrite DIR BYTES                       -> the same, in a file that was filled with zeros before
  *   bare_replication one DIR ROUNDS BYTES                      -> median us of one group, one at a time
  */
 #define _GNU_SOURCE
@@ -33,17 +36,36 @@ static void die(const char *what) {
     exit(2);
 }
 
-static int zero_file(const char *folder, const char *name, long bytes) {
+static int new_file(const char *folder, const char *name) {
     char path[4096];
-    char *zeros = calloc(1, STEP);
     snprintf(path, sizeof path, "%s/%s", folder, name);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
     if (fd < 0) die(path);
-    for (long at = 0; at < bytes; at += STEP)
+    return fd;
+}
+
+static void fill(int fd, long at, long end) {
+    char *zeros = calloc(1, STEP);
+    for (; at < end; at += STEP)
         if (pwrite(fd, zeros, STEP, at) != STEP) die("fill");
     if (fdatasync(fd)) die("fill sync");
     free(zeros);
+}
+
+static int zero_file(const char *folder, const char *name, long bytes) {
+    int fd = new_file(folder, name);
+    fill(fd, 0, bytes);
     return fd;
+}
+
+/* With `fills` the next 64 MiB are filled when the first group comes there. */
+static int fills;
+
+static void commit(int file, const char *data, long group, long bytes) {
+    long at = group * bytes;
+    if (fills && (!at || at / FILE_BYTES != (at - bytes) / FILE_BYTES)) fill(file, at, at + FILE_BYTES + bytes);
+    if (pwrite(file, data, bytes, at) != bytes) die("pwrite");
+    if (fdatasync(file)) die("fdatasync");
 }
 
 static void tune(int fd) {
@@ -87,8 +109,7 @@ static void follower(int link, int file, long groups, long group_bytes) {
     char *data = malloc(group_bytes), ack = 1;
     for (long group = 0; group < groups; group++) {
         take(link, data, group_bytes);
-        if (pwrite(file, data, group_bytes, group * group_bytes) != group_bytes) die("pwrite");
-        if (fdatasync(file)) die("fdatasync");
+        commit(file, data, group, group_bytes);
         give(link, &ack, 1);
     }
     _exit(0);
@@ -124,8 +145,7 @@ static void *committer(void *unused) {
         pthread_mutex_lock(&mutex);
         while (appended <= group) pthread_cond_wait(&changed, &mutex);
         pthread_mutex_unlock(&mutex);
-        if (pwrite(own, content, size_of_group, group * size_of_group) != size_of_group) die("pwrite");
-        if (fdatasync(own)) die("fdatasync");
+        commit(own, content, group, size_of_group);
         count(0);
     }
     return NULL;
@@ -157,10 +177,10 @@ static int ship(const char *folder, long bytes, long group_bytes, long outstandi
     size_of_group = group_bytes;
     content = malloc(group_bytes);
     for (long i = 0; i < group_bytes; i++) content[i] = (char)(i * 2654435761u >> 13);
-    own = zero_file(folder, "leader", bytes + STEP);
+    own = zero_file(folder, "leader", fills ? 0 : bytes + STEP);
     for (int who = 0; who < 2; who++) {
         int ends[2];
-        int file = zero_file(folder, who ? "second" : "first", bytes + STEP);
+        int file = zero_file(folder, who ? "second" : "first", fills ? 0 : bytes + STEP);
         pair(ends);
         if (!fork()) follower(ends[1], file, groups_total, group_bytes);
         close(ends[1]);
@@ -197,8 +217,9 @@ static int ship(const char *folder, long bytes, long group_bytes, long outstandi
     return 0;
 }
 
-static int catchup(const char *folder, long bytes) {
-    int from = zero_file(folder, "leader", bytes), into = zero_file(folder, "first", bytes);
+static int catchup(const char *folder, long bytes, int filled) {
+    int from = zero_file(folder, "leader", bytes), into = zero_file(folder, "first", filled ? bytes : 0);
+    if (posix_fallocate(into, 0, bytes)) die("fallocate");
     int ends[2];
     pair(ends);
     double began = now();
@@ -224,7 +245,12 @@ static int catchup(const char *folder, long bytes) {
 
 int main(int argc, char **argv) {
     if (argc == 6 && !strcmp(argv[1], "ship")) return ship(argv[2], atol(argv[3]), atol(argv[4]), atol(argv[5]));
-    if (argc == 4 && !strcmp(argv[1], "catchup")) return catchup(argv[2], atol(argv[3]));
+    if (argc == 6 && !strcmp(argv[1], "fill")) {
+        fills = 1;
+        return ship(argv[2], atol(argv[3]), atol(argv[4]), atol(argv[5]));
+    }
+    if (argc == 4 && !strcmp(argv[1], "catchup")) return catchup(argv[2], atol(argv[3]), 0);
+    if (argc == 4 && !strcmp(argv[1], "overwrite")) return catchup(argv[2], atol(argv[3]), 1);
     if (argc == 5 && !strcmp(argv[1], "one")) return ship(argv[2], atol(argv[3]) * atol(argv[4]), atol(argv[4]), 1);
     fprintf(stderr, "see the comment at the top\n");
     return 2;

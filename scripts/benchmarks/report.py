@@ -126,6 +126,15 @@ def compile_c(name: str, folder: str, *more: str) -> str:
     return program
 
 
+def is_filled(path: Path, size: int) -> bool:
+    """Was all of it written? Space that is reserved and was never written counts as a hole."""
+    try:
+        with path.open("rb") as file:
+            return os.lseek(file.fileno(), 0, os.SEEK_HOLE) >= size
+    except FileNotFoundError:
+        return False
+
+
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     """On the disk that holds the project, not on a tmpfs: CHRONIK_BENCH_DIR names another place."""
     parent = os.environ.get("CHRONIK_BENCH_DIR") or Path.cwd() / ".bench"

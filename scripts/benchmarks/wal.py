@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 import trio
 from crc32c import crc32c
-from report import Report, arguments, compile_c, scratch_folder
+from report import Report, arguments, compile_c, is_filled, scratch_folder
 
 from chronik_repl.positions import Epoch, Position
 from chronik_repl.wal.changes import EpochStart, TopicMade
+from chronik_repl.wal.committer import SPARE
 from chronik_repl.wal.disk import RealDisk
 from chronik_repl.wal.log import Log
 from chronik_repl.wal.segment import FRAMES_AT
@@ -137,15 +138,24 @@ def throughput(report: Report, program: str, scratch: Path, quick: bool, load: s
         )
 
 
+async def spare_is_filled(folder: Path, settings: LogSettings) -> None:
+    with trio.fail_after(120):
+        while not is_filled(folder / SPARE, settings.segment_bytes):
+            await trio.sleep(0.05)
+
+
 async def one_at_a_time(folder: Path, count: int) -> list[float]:
     batch = make_batch(1024)
     took = []
     settings = LogSettings(segment_bytes=16 * MiB, scrub_mb_per_s=0)
     async with leading(folder, settings) as log:
+        # As the bare loop: in a file that was filled before, and nobody fills another one meanwhile.
+        await spare_is_filled(folder, settings)
         while log.stats.segments_rolled < 1:
             for _ in range(64):
                 log.append_batch("t", 0, make_batch(16 * 1024), record_count=1)
             await log.durable.wait(log.end)
+        await spare_is_filled(folder, settings)
         for _ in range(count):
             began = time.perf_counter()
             await log.durable.wait(log.append_batch("t", 0, batch, record_count=1).end)
