@@ -26,7 +26,7 @@ import trio
 from chronik_repl import tables
 from chronik_repl.addresses import join_address, split_address
 from chronik_repl.config import Settings
-from chronik_repl.errors import ConfigError
+from chronik_repl.errors import ConfigError, cannot_listen
 from chronik_repl.http import metrics
 from chronik_repl.http.conversation import Answer, Conversations, Limits
 from chronik_repl.http.history import INTERVAL_S, History
@@ -55,10 +55,7 @@ async def serve(
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(
-            f"CHRONIK_HTTP_BIND_ADDR={settings.http_bind_addr}: {error.strerror or error}. Choose another port or "
-            f"host, or end the program that has it."
-        ) from error
+        raise cannot_listen("CHRONIK_HTTP_BIND_ADDR", settings.http_bind_addr, error) from error
     history = History()
     conversations = Conversations(Doors(house, history).get, limits or Limits(), house.meters)
     async with trio.open_nursery() as nursery:

@@ -17,7 +17,7 @@ import trio
 
 from chronik_repl.addresses import join_address, split_address
 from chronik_repl.config import Settings
-from chronik_repl.errors import ConfigError, ProtocolError
+from chronik_repl.errors import ProtocolError, cannot_listen
 from chronik_repl.kafka.api import Apis
 from chronik_repl.kafka.budget import Budget
 from chronik_repl.kafka.connection import Connection, Shared, TooSlow
@@ -89,10 +89,7 @@ async def _listen(address: str) -> list[socket.socket]:
     except OSError as error:
         for listener in listeners:
             listener.close()
-        raise ConfigError(
-            f"CHRONIK_KAFKA_BIND_ADDR={address}: {error.strerror or error}. Choose another port or host, or end the "
-            f"program that has it."
-        ) from error
+        raise cannot_listen("CHRONIK_KAFKA_BIND_ADDR", address, error) from error
     return listeners
 
 

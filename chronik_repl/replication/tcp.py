@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from chronik_repl.addresses import is_wildcard, join_address, split_address
-from chronik_repl.errors import ConfigError
+from chronik_repl.errors import ConfigError, cannot_listen
 from chronik_repl.replication.network import Stream
 from chronik_repl.replication.streams import TcpStream
 from chronik_repl.replication.tls import TlsStream
@@ -86,7 +86,7 @@ class TcpNetwork:
         try:
             listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {address}: {error.strerror or error}. Is the port in use?") from error
+            raise cannot_listen("CHRONIK_WAL_RECEIVER_BIND_ADDR", address, error) from error
         bound = listeners[0].socket.getsockname()
         room = trio.CapacityLimiter(CONNECTIONS_MAX)
 

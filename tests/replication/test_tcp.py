@@ -169,7 +169,9 @@ async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_port_in_use_says_so() -> None:
     async with trio.open_nursery() as nursery:
         address = await nursery.start(TcpNetwork().listen, "127.0.0.1:0", echo)
-        with pytest.raises(ConfigError, match="cannot listen on"):
+        with pytest.raises(
+            ConfigError, match=r"CHRONIK_WAL_RECEIVER_BIND_ADDR=.*cannot listen there: .*end the program that has it"
+        ):
             await TcpNetwork().listen(address, echo)
         nursery.cancel_scope.cancel()
 
