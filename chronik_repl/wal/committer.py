@@ -214,11 +214,7 @@ class Committer:
             await self._spare_ready.wait()
         self._making = True  # from here on the spare is this segment's, until it has another name
         try:
-            aside = SPARE if self._spare_exists else NEXT
-            self._spare_exists = False
-            if aside == NEXT:
-                await self._disk.remove(NEXT)
-            file = await self._disk.open(aside, create=aside == NEXT)
+            aside, file = await self._take_file()
             header = encode_header(Header(segment.start, segment.chain, self.cluster_id, self._store.list[0].start))
             marks = (self._next_mark(segment.start), self._next_mark(segment.start))
             # The last byte before the frames too: a file that was not filled ahead must not be too short for a segment.
@@ -229,6 +225,17 @@ class Committer:
             self._making = False
             self._spare_wanted.set()
         return file
+
+    async def _take_file(self) -> tuple[str, File]:
+        """The spare, or a new one where there is none: not yet, or not any more, because someone tidied up."""
+        if self._spare_exists:
+            self._spare_exists = False
+            try:
+                return SPARE, await self._disk.open(SPARE)
+            except FileNotFoundError:
+                pass
+        await self._disk.remove(NEXT)
+        return NEXT, await self._disk.open(NEXT, create=True)
 
     def _next_mark(self, durable_end: Position) -> Write:
         self._sequence += 1

@@ -11,7 +11,7 @@ import trio.testing
 from chronik_repl.wal.committer import SPARE
 from chronik_repl.wal.disk import File, Write
 from tests.simulation.disk import SimDisk
-from tests.wal.workbench import SimPlace, batch, frames_in, lead, opened, segment_names, settle
+from tests.wal.workbench import Place, SimPlace, batch, frames_in, lead, opened, segment_names, settle
 
 
 class WatchedDisk(SimDisk):
@@ -100,5 +100,21 @@ async def test_a_roll_takes_the_spare_as_it_is() -> None:
         end = log.end
     async with opened(place) as log:
         assert log.end == end
+    kept = [frame for name in segment_names(place) for frame in frames_in(place, name) if frame.kind == 0]
+    assert len(kept) == 60
+
+
+async def test_a_spare_that_someone_removed_is_not_missed(place: Place) -> None:
+    async with opened(place) as log:
+        lead(log)
+        with trio.fail_after(20):
+            for number in range(60):
+                while not log._committer._spare_exists:
+                    await trio.sleep(0.001)
+                if SPARE in place.names():
+                    place.remove(SPARE)
+                log.append_batch("t", 0, batch(1, 900, fill=number), record_count=1)
+                await settle(log)
+        assert log.stats.segments_rolled >= 5
     kept = [frame for name in segment_names(place) for frame in frames_in(place, name) if frame.kind == 0]
     assert len(kept) == 60
