@@ -130,7 +130,7 @@ def is_filled(path: Path, size: int) -> bool:
     """Was all of it written? Space that is reserved and was never written counts as a hole."""
     try:
         with path.open("rb") as file:
-            return os.lseek(file.fileno(), 0, os.SEEK_HOLE) >= size
+            return os.fstat(file.fileno()).st_size >= size and os.lseek(file.fileno(), 0, os.SEEK_HOLE) >= size
     except FileNotFoundError:
         return False
 
