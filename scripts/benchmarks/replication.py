@@ -307,8 +307,8 @@ SIZES = ((64 << 10, "64 KB", None), (256 << 10, "256 KB", 0.6), (MIB, "1 MB", 0.
 
 def shipping(report: Report, program: str, folder: Path, quick: bool) -> None:
     """MB/s durable on all three."""
-    total, rounds = (128 if quick else 512) * MIB, 3 if quick else ROUNDS
-    segment_bytes = total + 64 * MIB
+    total, rounds = (64 if quick else 256) * MIB, 3 if quick else ROUNDS
+    segment_bytes = total + 16 * MIB
     cpu = []
     rate = 0.0
     with cluster(folder / "ship", segment_bytes=segment_bytes) as (leader, followers):
@@ -349,7 +349,7 @@ def shipping(report: Report, program: str, folder: Path, quick: bool) -> None:
 
 def filling(report: Report, program: str, folder: Path, quick: bool) -> None:
     """The same over segments of 64 MiB, whose zeros are written while the clock runs, on both sides."""
-    total, rounds = (256 if quick else 512) * MIB, 3 if quick else ROUNDS
+    total, rounds = (128 if quick else 512) * MIB, 2 if quick else ROUNDS
     with cluster(folder / "filling") as (leader, _):
         for size, name, _ in SIZES:
             leader.do("load", bytes=64 * MIB, group=size)
@@ -372,8 +372,8 @@ def _at_least(report: Report, what: str, seen: Rounds, bar: float) -> None:
 
 
 def over_tls(report: Report, folder: Path, quick: bool) -> None:
-    total, rounds = (128 if quick else 512) * MIB, 3 if quick else ROUNDS
-    segment_bytes = total + 64 * MIB
+    total, rounds = (64 if quick else 256) * MIB, 3 if quick else ROUNDS
+    segment_bytes = total + 16 * MIB
     cpu = []
     with cluster(folder / "tls", tls=True, segment_bytes=segment_bytes) as (leader, followers):
 
@@ -482,7 +482,8 @@ def catching_up(report: Report, program: str, folder: Path, quick: bool) -> None
             away.wait_ready()
             began_at = until(lambda: _position(leader, 3) > behind and time.monotonic(), "it began")
             first = _position(leader, 3)
-            until(lambda: _position(leader, 3) >= end, "it has caught up", 120)
+            with _telling_why(leader, away):
+                until(lambda: _position(leader, 3) >= end, "it has caught up", 120)
             return float((end - first) / 1e6 / (time.monotonic() - began_at))
 
         seen = in_turns(rounds, catch_up, lambda: bare(program, "catchup", folder, total))
@@ -491,6 +492,20 @@ def catching_up(report: Report, program: str, folder: Path, quick: bool) -> None
         report.add(
             "the same against overwriting", seen.value, "MB/s", reference=best, ratio=seen.value / best
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _telling_why(leader: Leader, follower: Process) -> Iterator[None]:
+    """Where everybody stands, if that does not happen: in what each thread waits, and for what position."""
+    try:
+        yield
+    except AssertionError:
+        print(leader.do("status"), follower.said()[-2000:], file=sys.stderr)
+        for pid in (leader.process.pid, follower.process.pid):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                where = [(thread / name).read_text().strip() for name in ("comm", "wchan", "syscall")]
+                print(pid, *where, file=sys.stderr)
+        raise
 
 
 def _position(leader: Leader, node_id: int) -> int:
