@@ -11,6 +11,7 @@ promises a later epoch: then nothing more is accepted and whoever waits is told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import trio
@@ -32,6 +33,7 @@ from chronik_repl.wal.state import ALL_PARTITIONS_MAX
 RETENTION_INTERVAL_S = 10.0
 IDS_AT_ONCE = 16  # producer ids for a follower that asks
 WATERMARK_DELAY_S = 0.002  # how long a new high watermark may wait for frames to travel with
+ANSWER_TIMEOUT_S = 30.0  # an address that is to be added and never answers
 DRAIN_TIMEOUT_S = 15.0  # a promotion that does not come after this: the leader accepts again
 
 HandOver = Callable[[Connection, Handshake], None]
@@ -416,12 +418,22 @@ class Leadership:
             self._nursery.start_soon(link.run)
         link.listed = link.invited = True
         self._members_wake.set()
+        give_up_at = trio.current_time() + ANSWER_TIMEOUT_S
         while True:
             changes = self._log.state.membership
             if link.identity in {epochs.identity(m) for m in changes[-1][1].members}:
                 await self._log.committed.wait(changes[-1][0])
                 return
-            await self._log.committed.wait_beyond(self._log.committed.value)
+            with trio.move_on_at(give_up_at if link.identity is None else math.inf):
+                await self._log.committed.wait_beyond(self._log.committed.value)
+            if link.identity is None and trio.current_time() >= give_up_at:
+                if self._links.get(address) is link and address not in self._local.settings.replication_followers:
+                    link.stop()
+                    del self._links[address]
+                raise Refused(
+                    f"nobody answers at {address}: {link.detail or 'no connection'}. Start the node there, or correct "
+                    "the address"
+                )
 
     async def remove_member(self, node_id: int) -> None:
         """Returns once it is committed."""

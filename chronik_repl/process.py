@@ -109,7 +109,13 @@ async def run(settings: Settings, program: Program) -> None:
             str(settings.replication_tls_cert), str(settings.replication_tls_key), str(settings.replication_tls_ca)
         )
     doors: dict[str, Door] = {"kafka": serve_kafka, "http": serve_http}
-    disk = RealDisk(settings.data_dir)
+    try:
+        disk = RealDisk(settings.data_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"CHRONIK_DATA_DIR={settings.data_dir}: cannot be made: {error.strerror or error}. Name a folder that this "
+            "user may write to"
+        ) from error
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
 

@@ -141,7 +141,10 @@ class Address(msgspec.Struct, frozen=True):
     kind = "host:port"
 
     def read(self, text: str) -> str:
-        host, port = split_address(text)
+        try:
+            host, port = split_address(text)
+        except ValueError as error:
+            raise ValueError(f"host:port, such as 127.0.0.1:9092, with a port up to 65535; {error}") from None
         if not self.bind and (port == 0 or is_wildcard(host)):
             raise ValueError("host:port as others reach it, so neither port 0 nor a wildcard")
         return text

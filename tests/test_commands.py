@@ -219,6 +219,23 @@ def test_a_wrong_variable_ends_the_program_with_all_that_is_wrong(tmp_path: Path
     assert "CHRONIK_NODE_ID=0" in said
 
 
+def test_a_directory_that_cannot_be_made_ends_the_program_with_a_clear_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    process = start("chronik-follower", tmp_path, CHRONIK_DATA_DIR=str(tmp_path / "file" / "data"))
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2, said
+    assert "CHRONIK_DATA_DIR=" in said
+    assert "Name a folder" in said
+    assert "Traceback" not in said
+
+
+def test_an_address_that_is_none_is_told_what_one_looks_like(tmp_path: Path) -> None:
+    process = start("chronik-leader", tmp_path, CHRONIK_KAFKA_BIND_ADDR="127.0.0.1:99999")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "allowed is host:port, such as 127.0.0.1:9092" in said
+
+
 def test_systemd_hears_of_readiness_and_of_the_end(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         path = str(tmp_path / "notify")

@@ -296,7 +296,12 @@ class RealDisk:
 
     def lock(self) -> None:
         path = self.path / "lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except PermissionError as error:
+            raise ForeignLog(
+                f"{self.path} cannot be written to: {error.strerror}. Give it to this process's user, or name another"
+            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,21 @@ async def test_accepted_loss_outlasts_epochs_that_its_leader_never_heard_of(tmp_
         await cluster.same_logs()
         assert nodes[3].up.role == "leader"
         assert await produced(nodes[1]) == [b"the new history"]
+
+
+async def test_an_address_where_nobody_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronik_repl.leader.ANSWER_TIMEOUT_S", 0.3)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        async with running_cluster(tmp_path) as cluster:
+            leader = await cluster.leader_and(1)
+            with (
+                trio.fail_after(10),
+                pytest.raises(Refused, match=f"nobody answers at {address}: .*correct the address"),
+            ):
+                await leader.up.command({"command": "members-add", "address": address}, print)
+            assert [follower.address for follower in leader.up.status().followers] == [cluster.nodes[2].address]
 
 
 async def test_drained_leader_loses_nothing_that_was_pending(tmp_path: Path) -> None:
