@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import ssl
 import statistics
@@ -245,6 +246,7 @@ def cluster(
             if follower.alive:
                 follower.resume()
                 follower.kill()
+        shutil.rmtree(folder)  # all parts together are more than many a disk has room for
 
 
 def cpu_seconds(process: Process) -> float:
