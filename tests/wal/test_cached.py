@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import trio
 
-from chronik_repl.wal import housekeeping
+from chronik_repl.positions import Position
+from chronik_repl.wal import housekeeping, reader
 from chronik_repl.wal.disk import File, RealDisk, Write
 from chronik_repl.wal.log import Log
 from chronik_repl.wal.segment import FRAMES_AT
@@ -56,6 +57,23 @@ async def test_segments_leave_memory_once_they_are_not_new_any_more(
             while in_memory(oldest, FRAMES_AT):
                 await trio.sleep(0.01)
         assert [in_memory(path, FRAMES_AT) for path in (before_last, last, active)] == [True] * 3, "the newest stay"
+
+
+async def test_a_catch_up_leaves_nothing_of_an_old_segment_in_memory(
+    forgetful: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "CACHED_BYTES", 20_000)
+    place = RealPlace(forgetful)
+    async with opened(place) as log:
+        lead(log)
+        await write_segments(log, 10)
+        oldest, last = forgetful / segment_names(place)[0], forgetful / segment_names(place)[-2]
+        assert in_memory(oldest, FRAMES_AT)
+        at, buffer = log.start, memoryview(bytearray(4096))
+        while at < log.durable.value:
+            at = Position(at + await log.read_into(at, buffer))
+        assert not in_memory(oldest, FRAMES_AT)
+        assert in_memory(last, FRAMES_AT), "the newest stay"
 
 
 async def test_a_scrubber_reads_the_disk_and_not_what_memory_knows_of_it(tmp_path: Path) -> None:
