@@ -23,7 +23,7 @@ from chronik_repl.replication import epochs, progress
 from chronik_repl.replication.local import Local
 from chronik_repl.replication.messages import Handshake
 from chronik_repl.replication.session import Connection
-from chronik_repl.replication.shipper import Link
+from chronik_repl.replication.shipper import Link, Telling
 from chronik_repl.replication.trail import Trail
 from chronik_repl.standing import FollowerStatus, Peer, peer_of
 from chronik_repl.wal.changes import EpochStart, LogStartMoved, MembersChanged, ProducerIdGiven, TopicMade
@@ -32,7 +32,6 @@ from chronik_repl.wal.state import ALL_PARTITIONS_MAX
 
 RETENTION_INTERVAL_S = 10.0
 IDS_AT_ONCE = 16  # producer ids for a follower that asks
-WATERMARK_DELAY_S = 0.002  # how long a new high watermark may wait for frames to travel with
 ANSWER_TIMEOUT_S = 30.0  # an address that is to be added and never answers
 DRAIN_TIMEOUT_S = 15.0  # a promotion that does not come after this: the leader accepts again
 
@@ -58,7 +57,7 @@ class Leadership:
         self._trail = Trail()
         self._removed: set[epochs.Identity] = set()  # by command: not added again by merely answering
         self._members_wake = trio.Event()
-        self._watermark_moved = trio.Event()
+        self._telling = Telling(self._links)
         self._sets: tuple[epochs.Electorate, ...] = ()
         self._sets_key: tuple[int, bool] = (-1, False)
         self._deposed = trio.Event()
@@ -167,7 +166,7 @@ class Leadership:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._keep_links()
-            nursery.start_soon(self._tell_watermarks)
+            nursery.start_soon(self._telling.run)
             nursery.start_soon(self._change_members)
             nursery.start_soon(self._retain)
             log.durable.watchers.append(self)
@@ -230,7 +229,7 @@ class Leadership:
                 break
             log.commit_to(counted.committed)  # which may make a new membership the only one in force
         if log.committed.value != before:
-            self._watermark_moved.set()
+            self._telling.moved()
             changes = log.state.membership
             if before < max(counted.start_end, changes[-1][0] if changes else 0):
                 self._members_wake.set()  # the next change may have waited for this
@@ -246,15 +245,6 @@ class Leadership:
 
     def failed(self, error: BaseException) -> None:
         """Whoever runs the log ends this process, or we were deposed."""
-
-    async def _tell_watermarks(self) -> None:
-        """Frames take the high watermark along; where none follow it goes alone, a moment later."""
-        while True:
-            await self._watermark_moved.wait()
-            await trio.sleep(WATERMARK_DELAY_S)
-            self._watermark_moved = trio.Event()
-            for link in self._links.values():
-                link.tell_watermark()
 
     def acked(self, link: Link, position: Position, drain: bool) -> None:
         assert self._progress is not None

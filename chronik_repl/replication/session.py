@@ -25,6 +25,7 @@ from chronik_repl.wal.disk import Buffer
 LINK_BYTES_PER_S_MIN = 256 * 1024  # the slowest link that large frames are given time for
 HANDSHAKE_TIMEOUT_S = 5.0
 TOO_SILENT = "the peer said nothing whole for too long"
+TOO_DEAF = "the peer took nothing for too long"
 
 Received = Message | Frames
 
@@ -39,6 +40,7 @@ class Connection:
         self._feeder = Feeder(frame_bytes_max=0)
         self._timeout_s = HANDSHAKE_TIMEOUT_S
         self._due_at = math.inf  # while someone receives: when a whole message must be there
+        self._leaves_by = math.inf  # while someone waits to send: when it must have left
         self._watched = False  # by `watch`: no deadline is set for each call
         self._turns = trio.Lock()  # of those who have to wait to send
         self._stuck = 0  # how many they are
@@ -53,8 +55,8 @@ class Connection:
         self._timeout_s = timeout_s
 
     async def watch(self) -> None:
-        """Beside a session: raises ConnectionLost when a receive takes too long. One task that looks now and then costs
-        less than a deadline for every receive."""
+        """Beside a session: raises ConnectionLost when a receive or a send takes too long. One task that looks now and
+        then costs less than a deadline for each of them."""
         self._watched = True
         try:
             while True:
@@ -62,7 +64,10 @@ class Connection:
                 due_at = self._due_at + self._allowance_s
                 if now >= due_at:
                     raise ConnectionLost(TOO_SILENT)
-                await trio.sleep_until(min(due_at, now + self._timeout_s))  # no later one can be due before that
+                if now >= self._leaves_by:
+                    raise ConnectionLost(TOO_DEAF)
+                # No later one can be due before that.
+                await trio.sleep_until(min(due_at, self._leaves_by, now + self._timeout_s))
         finally:
             self._watched = False
 
@@ -111,17 +116,27 @@ class Connection:
             elif not self._stream.send_now(*pieces):
                 await self._send_in_turn((), size)
         except trio.TooSlowError:
-            raise ConnectionLost("the peer took nothing for too long") from None
+            raise ConnectionLost(TOO_DEAF) from None
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
             raise _broken(error) from error
         self.sent_bytes += size
 
     async def _send_in_turn(self, pieces: tuple[Buffer, ...], size: int) -> None:
+        allowed_s = self._timeout_s + size / LINK_BYTES_PER_S_MIN
         self._stuck += 1
         try:
-            with trio.fail_after(self._timeout_s + size / LINK_BYTES_PER_S_MIN):
-                async with self._turns:
+            if self._watched and self._stuck == 1:  # by far the most: nobody else waits, and `watch` has the clock
+                self._leaves_by = trio.current_time() + allowed_s
+                self._turns.acquire_nowait()
+                try:
                     await self._stream.send_all(*pieces)
+                finally:
+                    self._turns.release()
+                    self._leaves_by = math.inf
+            else:
+                with trio.fail_after(allowed_s):
+                    async with self._turns:
+                        await self._stream.send_all(*pieces)
         finally:
             self._stuck -= 1
 

@@ -12,7 +12,7 @@ Nothing here touches another link. A link that fails dials again: at once, then 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -43,6 +43,8 @@ from chronik_repl.wal.seam import Buffer
 
 CHECKED_BYTES = 64 * 1024 * 1024
 FIRST_DELAY_S = 0.1
+WATERMARK_DELAY_S = 0.002  # how long a new high watermark may wait for frames to travel with
+WATERMARK_UNDER_LOAD_S = 0.01  # the same where frames were sent meanwhile
 TURN_BYTES = 1024 * 1024  # sent without waiting, before others get a turn
 
 
@@ -113,6 +115,7 @@ class Link:
         self._asked_again: deque[Position] = deque()  # segments
         self._watermark_told = (-1, 0)
         self._watermark_due = False
+        self._quiet_at = Position(-1)  # what was sent when the watermark was last to be told
         self._given_away: Connection | None = None  # a session's connection that is someone else's now
         self._scope = trio.CancelScope()
 
@@ -325,11 +328,16 @@ class Link:
             self.wake()
             await trio.sleep(self._local.settings.replication_heartbeat_interval_secs)
 
-    def tell_watermark(self) -> None:
-        """It moved a while ago, and no frames took it along."""
-        if self._log.committed.value != self._watermark_told[0]:
-            self._watermark_due = True
-            self.wake()
+    def tell_watermark(self) -> bool:
+        """It moved a while ago. Where no frames take it along it goes alone; False: there are some, ask again later."""
+        if self._log.committed.value == self._watermark_told[0]:
+            return True
+        if self._position != self._quiet_at:
+            self._quiet_at = self._position
+            return False
+        self._watermark_due = True
+        self.wake()
+        return True
 
     def _due(self, *, with_frames: bool) -> list[bytes]:
         """Control messages that go before the next frames. The high watermark waits a moment for frames to go with."""
@@ -443,6 +451,28 @@ class Link:
         self._leading.diverges(self, reason)
         self._becomes("diverged", reason)
         raise ProtocolError(f"parity: {reason}")
+
+
+class Telling:
+    """Frames take the high watermark along to the followers; where none follow it goes alone, a moment later."""
+
+    def __init__(self, links: Mapping[str, Link]) -> None:
+        self._links = links
+        self._moved = trio.Event()
+
+    def moved(self) -> None:
+        self._moved.set()
+
+    async def run(self) -> None:
+        delay_s = WATERMARK_DELAY_S
+        while True:
+            await self._moved.wait()
+            await trio.sleep(delay_s)
+            self._moved, delay_s = trio.Event(), WATERMARK_DELAY_S
+            told = [link.tell_watermark() for link in self._links.values()]  # each of them, also behind a False
+            if not all(told):
+                self._moved.set()
+                delay_s = WATERMARK_UNDER_LOAD_S
 
 
 def _within(start: Position, end: Position) -> Position:

@@ -77,7 +77,8 @@ class TcpStream:
 
     async def send_all(self, *pieces: Buffer) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        done = self.send_now(*pieces)
+        # What was left over did not fit a moment ago: the kernel says when it is worth trying again.
+        done = self.send_now(*pieces) if pieces else not self._rest
         while not done:
             await trio.lowlevel.wait_writable(self._socket)
             done = self._push()
