@@ -5,7 +5,8 @@ speaks of was durable before the frames were read; what was written meanwhile ab
 opening the copy cuts that, as after a crash. A segment that retention removes meanwhile is left out.
 
 The copy is a new member: a directory id of its own, no node id (the first start takes CHRONIK_NODE_ID), and the
-promises of the original, so that it can never start alone in the original's place.
+promises of the original, so that it can never start alone in the original's place. Where the original's file `node` is
+lost or damaged, and its promises with it, the copy has none, as a new directory has none: it is no member yet.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Copied(NamedTuple):
 def backup(source: Path, target: Path, *, as_json: bool = False) -> int:
     """The command. Raises Refused, CorruptLog."""
     try:
-        original = identity.decode((source / identity.FILE).read_bytes())
         names = sorted(file.name for file in (source / FOLDER).iterdir() if NAME.match(file.name))
+        original = _identity_of(source, names)
     except OSError as error:
         raise Refused(f"{source} is no node's directory: {error.strerror} ({error.filename})") from error
     if target.exists() and any(target.iterdir()):
@@ -62,6 +63,17 @@ def backup(source: Path, target: Path, *, as_json: bool = False) -> int:
         f"Start it as a new node: CHRONIK_NODE_ID=<its own> CHRONIK_DATA_DIR={target} chronik-follower", file=sys.stderr
     )
     return 0
+
+
+def _identity_of(source: Path, names: Sequence[str]) -> identity.NodeFile:
+    try:
+        return identity.decode((source / identity.FILE).read_bytes())
+    except (FileNotFoundError, CorruptLog):
+        if not names:
+            raise
+    with (source / FOLDER / names[0]).open("rb") as first:
+        header = decode_header(first.read(FRAMES_AT), names[0])
+    return identity.NodeFile(directory_id="", cluster_id=header.cluster_id)
 
 
 async def copy(source: Path, target: Path, original: identity.NodeFile, names: Sequence[str]) -> Copied:

@@ -29,7 +29,15 @@ BACKDATED = datetime.timedelta(hours=1)  # clocks differ a little
 
 
 def make(folder: Path, nodes: Sequence[str], *, hosts: Sequence[str] = (), days: int = NODE_DAYS) -> list[Path]:
-    """Certificates for these nodes (names such as "node-1"), and the CA if there is none. Returns the files made."""
+    """Certificates for these nodes (names such as "node-1"), and the CA if there is none. Returns the files made.
+
+    All or none: a new key beside an old certificate would keep a node from starting again."""
+    for node in nodes:
+        if not node or "/" in node or node.startswith("."):
+            raise Refused(f"{node!r} cannot be a file's name")
+        for file in _files(folder, node):
+            if file.exists():
+                raise Refused(f"{file} is there already; remove {node}.pem and {node}.key first to have them replaced")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     ca_file, ca_key_file = folder / "ca.pem", folder / "ca.key"
     made: list[Path] = []
@@ -44,16 +52,18 @@ def make(folder: Path, nodes: Sequence[str], *, hosts: Sequence[str] = (), days:
         made += [ca_file, ca_key_file]
     ca, ca_key = _load_ca(ca_file, ca_key_file)
     for node in nodes:
-        if not node or "/" in node or node.startswith("."):
-            raise Refused(f"{node!r} cannot be a file's name")
         key = ed25519.Ed25519PrivateKey.generate()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
         certificate = _certificate(name, ca.subject, key.public_key(), ca_key, days, authority=False, hosts=hosts)
-        cert_file, key_file = folder / f"{node}.pem", folder / f"{node}.key"
+        cert_file, key_file = _files(folder, node)
         _write_new(key_file, _private_bytes(key), 0o600)
         _write_new(cert_file, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
         made += [cert_file, key_file]
     return made
+
+
+def _files(folder: Path, node: str) -> tuple[Path, Path]:
+    return folder / f"{node}.pem", folder / f"{node}.key"
 
 
 def _load_ca(file: Path, key_file: Path) -> tuple[x509.Certificate, CertificateIssuerPrivateKeyTypes]:
@@ -137,6 +147,6 @@ def _write_new(file: Path, data: bytes, mode: int) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
-        raise Refused(f"{file} is there already; remove it first if it is to be replaced") from None
+        raise Refused(f"{file} was made by somebody else just now; try again") from None
     with os.fdopen(descriptor, "wb") as out:
         out.write(data)

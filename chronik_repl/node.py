@@ -237,6 +237,7 @@ class Node:
             followers=leadership.followers() if leadership else (),
             events=tuple(self._local.events),
             diverged="" if self.serving else self._receiver.diverged,
+            enough_replicas=leadership is None or self.enough_replicas,
         )
 
     def _live(self) -> LiveLeader | None:

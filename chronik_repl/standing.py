@@ -110,6 +110,7 @@ class Status(msgspec.Struct, frozen=True):
     followers: tuple[FollowerStatus, ...] = ()  # on the leader
     events: tuple[Event, ...] = ()
     diverged: str = ""  # on a follower: why it serves no reads
+    enough_replicas: bool = True  # on the leader: acks=all is not refused for want of followers
 
 
 class House(Protocol):

@@ -148,7 +148,10 @@ def test_certificates(tmp_path: Path) -> None:
         "node-2.key",
     }
     assert (tmp_path / "certs" / "node-1.key").stat().st_mode & 0o077 == 0
-    assert "is there already" in chronik("certs", tmp_path / "certs", "1", code=2)
+    (tmp_path / "certs" / "node-1.key").unlink()
+    before = sorted((tmp_path / "certs").iterdir())
+    assert "is there already" in chronik("certs", tmp_path / "certs", "3", "1", code=2)
+    assert sorted((tmp_path / "certs").iterdir()) == before, "all or none"
 
 
 def test_a_backup_starts_as_a_node(cluster: Cluster, tmp_path: Path) -> None:

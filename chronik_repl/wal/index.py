@@ -4,7 +4,7 @@
     header      8s magic "CHRONIDX" | u32 format | u64 segment start | u64 segment end | u32 chain at the end
                 u32 partitions | u32 entries | u32 landmarks | u32 names_bytes | u32 CRC32C of all that follows | u32
                 CRC32C of the header so far
-    partitions  36 bytes each, sorted by (topic, partition): every partition known at the segment's end
+    partitions  36 bytes each, sorted by (topic, partition): those in use at the segment's end or with batches here
                 u32 name_at | u16 name_len | u16 0 | i32 partition | u32 first_entry | u32 entry_count
                 i64 next_offset at the segment's end | i64 max_timestamp of its batches here (-1: none)
     entries     32 bytes each, a batch: by partition as above, then by base offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -39,6 +40,19 @@ async def test_versions_are_told_even_to_clients_from_the_future(tmp_path: Path)
         assert answer.error_code == Code.UNSUPPORTED_VERSION
         assert [(key.api_key, key.max_version) for key in answer.api_keys] == [(18, 3)]
         assert (await client.metadata()).controller_id == 1  # the connection lives
+
+
+async def test_versions_are_those_of_the_page(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "kafka.md").read_text()
+    rows = re.findall(r"(?m)^\| ((?:[A-Z]\w+(?:, )?)+) \| ([\d–, ]+) \|", page)
+    written = {}
+    for names, ranges in rows:
+        for name, versions in zip(names.split(", "), ranges.split(", "), strict=True):
+            lowest, _, highest = versions.partition("–")
+            written[name] = (int(lowest), int(highest or lowest))
+    async with open_door(tmp_path) as (_, address), connect(address) as client:
+        told = (await client.ask(codec.ApiVersionsRequest(), 0)).api_keys
+    assert written == {codec.ApiKey(key.api_key).name: (key.min_version, key.max_version) for key in told}
 
 
 HOSTILE = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import trio
 
 from chronik_repl import backup, identity
-from chronik_repl.errors import Refused
+from chronik_repl.errors import CorruptLog, Refused
 from chronik_repl.node import Node
+from chronik_repl.positions import NodeId
+from chronik_repl.wal.disk import RealDisk
 from tests.replication.cluster import produce, produced, running_cluster, until
 
 
@@ -54,6 +57,31 @@ async def test_copy_has_no_authority_of_the_original(tmp_path: Path) -> None:
         assert leader.up.role == "starting"
         await leader.up.promote(accept_loss=True)
         assert await produced(leader) == [b"kept"]
+
+
+@pytest.mark.parametrize("lost", ["damaged", "gone"])
+async def test_log_of_a_node_that_lost_its_promises_can_be_copied(tmp_path: Path, lost: str) -> None:
+    """As the refusal to start says."""
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1)
+        produce(leader, b"kept")
+        await cluster.same_logs()
+        follower = cluster.nodes[2]
+        await follower.stop()
+        file = follower.path / identity.FILE
+        if lost == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes().replace(b"promised_to", b"promised_ot"))
+        with pytest.raises(CorruptLog, match="copy it with `chronik backup`"):
+            await identity.load_or_make(RealDisk(follower.path), random.Random(), NodeId(2), "")
+        target = tmp_path / "copy"
+        await trio.to_thread.run_sync(backup.backup, follower.path, target)
+        follower.path = target
+        await follower.start()
+        await leader.up.command({"command": "members-add", "address": follower.address}, print)
+        await cluster.same_logs()
+        assert await produced(follower) == [b"kept"]
 
 
 async def _its_own_attempt_follows_a_promotion(node: Node) -> None:
