@@ -17,7 +17,6 @@ EXAMPLES = """examples:
   chronik config /etc/chronik/leader.env      the same of a file: exit code 0 if it is right, 2 if not
   chronik config follower.env --as follower --json
   chronik config --markdown                   the table of docs/configuration.md"""
-WIDE = 140  # columns of a terminal that has room for the meanings too
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 
 
@@ -74,17 +73,17 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _show(rows: list[dict[str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    """With the meanings where there is room for them."""
+    from rich.text import Text
 
-    console = Console()
-    columns = ("name", "value", "from") + (("meaning",) if console.width >= WIDE else ())
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in columns:
-        table.add_column(name, overflow="fold", no_wrap=name == "name")
-    for row in rows:
-        table.add_row(*(row[name] for name in columns), style="" if row["from"] != "default" else "dim")
-    console.print(table)
+    from chronik_repl.columns import fits, table, terminal
+
+    console = terminal()
+    names: tuple[str, ...] = ("name", "value", "from", "meaning")
+    grid = [[Text(row[name], "dim" if row["from"] == "default" else "") for name in names] for row in rows]
+    if not fits(names, grid, console.width):
+        names, grid = names[:3], [row[:3] for row in grid]
+    console.print(table(names, grid, console.width))
 
 
 def markdown() -> str:

@@ -34,6 +34,7 @@ from chronik_repl.replication.messages import Handshake
 from chronik_repl.replication.network import Network
 from chronik_repl.replication.receiver import Receiver
 from chronik_repl.replication.session import Connection
+from chronik_repl.replication.silence import nobody_leads, tell_silence
 from chronik_repl.standing import LogStatus, Peer, Role, Status, peer_of
 from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.log import Log, LogSettings
@@ -237,12 +238,18 @@ class Node:
             followers=leadership.followers() if leadership else (),
             events=tuple(self._local.events),
             diverged="" if self.serving else self._receiver.diverged,
+            no_leader=self._no_leader(),
         )
 
     def _live(self) -> LiveLeader | None:
         if self._leadership is not None and self._leadership.begun and not self._leadership.deposed:
             return LiveLeader(self._local.member, self._leadership.epoch)
         return self._receiver.live()
+
+    def _no_leader(self) -> str:
+        if self._stopping or self._leadership is not None or self._live() is not None:
+            return ""
+        return self._waits_for if self._wants_to_lead else nobody_leads(self._local, self._receiver.last_heard())
 
     # ── its life ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -270,6 +277,9 @@ class Node:
             self._wants_to_lead = self._leads_by_the_log()
             task_status.started(self)
             nursery.start_soon(self._roles)
+            nursery.start_soon(
+                tell_silence, local, self._receiver, lambda: "" if self._wants_to_lead else self._no_leader()
+            )
             await self._stopped.wait()
             nursery.cancel_scope.cancel()
         await self.log.close()
@@ -333,6 +343,7 @@ class Node:
             deposed = first_of(group)
             again = isinstance(deposed, Deposed) and deposed.again
             self._leadership = None
+            self._receiver.led_until_now()
             if not again:
                 await self._after_deposition(deposed)
 

@@ -110,6 +110,7 @@ class Status(msgspec.Struct, frozen=True):
     followers: tuple[FollowerStatus, ...] = ()  # on the leader
     events: tuple[Event, ...] = ()
     diverged: str = ""  # on a follower: why it serves no reads
+    no_leader: str = ""  # where nobody leads, as far as this node hears: who led last, and what to do
 
 
 class House(Protocol):
