@@ -20,6 +20,8 @@ GAP, INDENT = 2, 2
 VALUE_LEAST = 24  # beside its name; where there is less room it stands below
 ANY_WIDTH = 1 << 16
 
+ITEMS = re.compile(r".*?,(?!\d{3}(?![\w.:]))|.+", re.DOTALL)  # the comma in 1,234 ends none
+
 Cell = str | Text
 
 
@@ -59,10 +61,10 @@ def pairs(rows: Iterable[tuple[str, Cell]], width: int) -> Text:
     beside = max((cell_len(name) for name, _ in known), default=0) + GAP
     lines: list[Text] = []
     for name, cell in known:
-        if width - beside >= VALUE_LEAST:
-            label, *below = [Text(name.ljust(beside), "dim"), *_wrapped(_text(cell), width - beside)]
-            lines.append(Text.assemble(label, *below[:1]))
-            lines += [Text.assemble(" " * beside, line) for line in below[1:]]
+        lines_beside = _wrapped(_text(cell), max(1, width - beside))
+        if width - beside >= max(VALUE_LEAST, _widest(lines_beside)):
+            lines.append(Text.assemble((name.ljust(beside), "dim"), *lines_beside[:1]))
+            lines += [Text.assemble(" " * beside, line) for line in lines_beside[1:]]
         else:
             lines += [Text(name, "dim")] if name else []
             lines += [_indented(line) for line in _wrapped(_text(cell), max(1, width - INDENT))]
@@ -105,7 +107,7 @@ def _wrapped(text: Text, width: int) -> list[Text]:
     """Lines that end between words; a word that is too long alone may end after a comma."""
     ends, used = [], 0
     for found in re.finditer(r"\S+\s*", text.plain):
-        words = [found[0]] if cell_len(found[0].rstrip()) <= width else re.findall(r"[^,]*,|[^,]+$", found[0])
+        words = [found[0]] if cell_len(found[0].rstrip()) <= width else ITEMS.findall(found[0])
         at = found.start()
         for word in words:
             if used and used + cell_len(word.rstrip()) > width:
