@@ -26,6 +26,7 @@ from chronik_repl.replication.messages import Answer
 from chronik_repl.replication.receiver import Promiser, Receiver
 from chronik_repl.replication.session import Connection, ConnectionLost
 from chronik_repl.wal.changes import MembersChanged
+from chronik_repl.words import count_of
 
 DRAIN_TIMEOUT_S = 10.0
 
@@ -48,7 +49,7 @@ class Campaign:
         """Ask, judge, take, judge. Raises Refused; CannotLead where this process has nothing to do."""
         local, me = self._local, self._local.me
         whom = election.addresses(local)
-        say(f"asking {len(whom)} nodes")
+        say(f"asking {count_of(len(whom), 'other node')}")
         if local.log.impaired_until is not None and not accept_loss:
             raise Refused(
                 "part of this log was damaged and set aside: it must be fetched from a leader before this node can lead"

@@ -71,6 +71,10 @@ def pairs(rows: Iterable[tuple[str, Cell]], width: int) -> Text:
     return _together(lines)
 
 
+def paragraph(text: Text, width: int) -> Text:
+    return _together(_wrapped(text, width))
+
+
 def _text(cell: Cell) -> Text:
     return cell if isinstance(cell, Text) else Text(cell)
 

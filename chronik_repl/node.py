@@ -38,6 +38,7 @@ from chronik_repl.replication.silence import nobody_leads, tell_silence
 from chronik_repl.standing import LogStatus, Peer, Role, Status, peer_of
 from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.log import Log, LogSettings
+from chronik_repl.words import count_of
 
 STAND_DELAY_S = 0.2
 STAND_DELAY_MAX_S = 3.0
@@ -219,7 +220,6 @@ class Node:
         log, leadership = self.log, self._leadership
         changes = log.state.membership
         k = changes[-1][1].sync_replicas if changes else 0
-        followers = "follower" if k == 1 else "followers"
         return Status(
             node_id=self.node_id,
             cluster_id=self.cluster_id,
@@ -230,7 +230,9 @@ class Node:
             leader=self.leader,
             mode="sync" if k else "async",
             sync_replicas=k,
-            acks_all_means=f"durable on the leader and {k} {followers}" if k else "durable on the leader alone",
+            acks_all_means=f"durable on the leader and {count_of(k, 'follower')}"
+            if k
+            else "durable on the leader alone",
             ready=self.ready,
             uptime_s=trio.current_time() - self._began,
             log=log_status(log, self._disk.free_bytes()),
@@ -349,9 +351,7 @@ class Node:
 
     def _ready_line(self) -> str:
         status = self.status()
-        count = len(status.members)
-        members = "1 member" if count == 1 else f"{count} members"
-        return f"leading with {members}; acks=all means {status.acks_all_means}"
+        return f"leading with {count_of(len(status.members), 'member')}; acks=all means {status.acks_all_means}"
 
     async def _after_deposition(self, deposed: ChronikError) -> None:
         if self._local.listening:

@@ -18,7 +18,7 @@ LINES_MAX = 500
 
 # Data flows one way: source → wal → ring → wire → wal → reader → parity. A room may import itself, the ground floor,
 # and these.
-GROUND = {"positions", "errors", "words"}
+GROUND = {"positions", "errors", "words", "columns"}
 ROOMS = {
     "wal": set[str](),
     "replication": {"wal", "addresses", "identity", "standing", "config"},

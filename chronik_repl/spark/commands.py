@@ -113,9 +113,9 @@ def check(arguments: argparse.Namespace, master: str | None) -> int:
     if arguments.json:
         print(as_json(report))
     else:
-        from rich.console import Console
+        from chronik_repl.columns import terminal
 
-        print_report(report, Console())
+        print_report(report, terminal())
     return report.exit_code
 
 

@@ -11,7 +11,7 @@ from tests.end_to_end.processes import Process, running_processes, until
 
 
 def chronik_status(node: Process) -> str:
-    command = [Path(sys.executable).parent / "chronik", "status", "--data-dir", node.data_dir]
+    command = [str(Path(sys.executable).parent / "chronik"), "status", "--data-dir", str(node.data_dir)]
     wide = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(command, env=wide, capture_output=True, text=True, check=True).stdout
 
