@@ -32,7 +32,7 @@ def register(subcommands: Any) -> None:
     parser.add_argument(
         "--as", dest="program", choices=("leader", "follower"), default="leader", help="for which program (leader)"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="the variables, and what is wrong, as one object")
     parser.add_argument("--markdown", action="store_true", help="only the table of names, defaults and meanings")
     parser.set_defaults(run=_run)
 

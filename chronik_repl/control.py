@@ -3,7 +3,8 @@
 One JSON object a line each way: {"command": "promote", "accept_loss": false} → {"ok": true, …} or {"ok": false,
 "error": "…"}. Whoever may open the socket owns the data directory anyway; HTTP, which others can reach, is read-only.
 
-Commands: status · promote (accept_loss) · members (list) · members-add (address) · members-remove (node_id).
+Commands: status · topics · groups · promote (accept_loss) · members · members-add (address) · members-remove (node_id
+or address).
 A long command (a promotion drains the old leader first) writes {"progress": "…"} lines before its answer.
 """
 

@@ -456,9 +456,10 @@ class Node:
                 await self._as_leader().add_member(str(request.get("address", "")))
                 return {"members": [_plain(peer) for peer in self.peers]}
             case "members-remove":
-                if not isinstance(node_id := request.get("node_id"), int):
-                    raise Refused("which node? `node_id` is a number")
-                await self._as_leader().remove_member(node_id)
+                which = request.get("node_id", request.get("address"))
+                if not isinstance(which, int | str):
+                    raise Refused("which node? Its `node_id`, a number, or its `address`")
+                await self._as_leader().remove_member(which)
                 return {"members": [_plain(peer) for peer in self.peers]}
             case other:
                 raise Refused(f"{other!r} is no command of this version")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from chronik_repl.errors import ConfigError, Refused
 
+NODE_ID = re.compile("[0-9]{1,10}")
 HTTP_DEFAULT = "127.0.0.1:9644"
 HTTP_TIMEOUT_S = 10.0
 WAIT_STEP_S = 0.1
@@ -51,7 +53,7 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
     )
     _where(topics)
     topics.add_argument("topic", nargs="*", help="only these")
-    topics.add_argument("--json", action="store_true")
+    topics.add_argument("--json", action="store_true", help="print what /topics says")
 
     groups = _command(
         subcommands,
@@ -62,7 +64,7 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
     )
     _where(groups)
     groups.add_argument("group", nargs="*", help="only these")
-    groups.add_argument("--json", action="store_true")
+    groups.add_argument("--json", action="store_true", help="print what /groups says")
 
     members = _command(
         subcommands,
@@ -70,14 +72,16 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
         _members,
         "list, add or remove members",
         """examples:
-  chronik members                        who counts
-  chronik members add node4:9291         ask a follower in (on the leader)
-  chronik members remove 3               node 3 counts no more, and is shipped nothing (on the leader)""",
+  chronik members --data-dir /var/lib/chronik       who counts
+  export CHRONIK_DATA_DIR=/var/lib/chronik          now without --data-dir
+  chronik members add node4:9291                    ask a follower in (on the leader)
+  chronik members remove 3                          node 3 counts no more, and is shipped nothing (on the leader)
+  chronik members remove node4:9291                 the same, by its replication address""",
     )
     members.add_argument("action", nargs="?", choices=("list", "add", "remove"), default="list")
-    members.add_argument("which", nargs="?", help="add: its replication host:port; remove: its node id")
+    members.add_argument("which", nargs="?", help="add: its replication host:port; remove: that, or its node id")
     _data_dir(members)
-    members.add_argument("--json", action="store_true")
+    members.add_argument("--json", action="store_true", help="the members as one object")
 
     promote = _command(
         subcommands,
@@ -94,7 +98,7 @@ answer: what only they held is lost.""",
     )
     _data_dir(promote)
     promote.add_argument("--accept-loss", action="store_true", help="lead even if acked records may be lost")
-    promote.add_argument("--json", action="store_true")
+    promote.add_argument("--json", action="store_true", help="the new epoch as one object")
 
     backup = _command(
         subcommands,
@@ -109,7 +113,7 @@ The copy has an identity of its own and starts as a node.""",
     )
     backup.add_argument("source", type=Path, metavar="SRC", help="a node's data directory")
     backup.add_argument("target", type=Path, metavar="DST", help="a directory that is not there yet, or empty")
-    backup.add_argument("--json", action="store_true")
+    backup.add_argument("--json", action="store_true", help="what was copied as one object")
 
     certs = _command(
         subcommands,
@@ -255,9 +259,14 @@ def _members(arguments: argparse.Namespace) -> int:
             raise ConfigError("whom? As in: chronik members add node4:9291")
         command = {"command": "members-add", "address": arguments.which}
     elif arguments.action == "remove":
-        if not (arguments.which or "").isdigit():
-            raise ConfigError("whom? Give a node id, as in: chronik members remove 3")
-        command = {"command": "members-remove", "node_id": int(arguments.which)}
+        if not arguments.which:
+            raise ConfigError("whom? Give a node id or its address, as in: chronik members remove 3")
+        which = (
+            {"node_id": int(arguments.which)} if NODE_ID.fullmatch(arguments.which) else {"address": arguments.which}
+        )
+        command = {"command": "members-remove", **which}
+    elif arguments.which:
+        raise ConfigError(f"`members list` lists all of them: leave {arguments.which} out")
     answer = control.call(_directory(arguments), command, say=_progress(arguments))
     return _answered(arguments, answer)
 

@@ -88,7 +88,14 @@ def test_members(cluster: Cluster) -> None:
     listed = chronik_json("members", "--data-dir", cluster.leader.data_dir)["members"]
     assert sorted(member["node_id"] for member in listed) == [1, 2]
     assert "127.0.0.1" in chronik("members", "--data-dir", cluster.leader.data_dir)
-    assert "whom?" in chronik("members", "remove", "--data-dir", cluster.leader.data_dir, code=2)
+    where = ("--data-dir", cluster.leader.data_dir)
+    assert "whom?" in chronik("members", "remove", *where, code=2)
+    assert "leave 3 out" in chronik("members", "list", "3", *where, code=2)
+    all_of_them = f"members are node 1 {cluster.leader.replication}, node 2 {cluster.followers[0].replication}"
+    for nobody in ("127.0.0.1:1", "3", "9" * 30, "²"):
+        assert all_of_them in chronik("members", "remove", nobody, *where, code=2)
+    for known in ("2", cluster.followers[0].replication):
+        assert "without node 2 only 0 are left" in chronik("members", "remove", known, *where, code=2)
 
 
 @pytest.mark.parametrize("command", ["status", "topics", "groups"])

@@ -152,7 +152,7 @@ def register(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add.add_argument("--password-stdin", action="store_true", help="read the password from the first line of stdin")
     add.set_defaults(run=_add)
     show = actions.add_parser("list", help="show the users")
-    show.add_argument("--json", action="store_true")
+    show.add_argument("--json", action="store_true", help="the names as one object")
     show.set_defaults(run=_list)
     remove = actions.add_parser("remove", help="remove a user; connections that are open stay open")
     remove.add_argument("name")
