@@ -14,6 +14,7 @@ restart it:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import logging
@@ -41,10 +42,11 @@ from chronik_repl.errors import (
 )
 from chronik_repl.http.server import serve as serve_http
 from chronik_repl.kafka.server import serve as serve_kafka
+from chronik_repl.listening import listen
 from chronik_repl.node import Door, Node, run_node
 from chronik_repl.notify import notify
 from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
-from chronik_repl.wal.disk import RealDisk
+from chronik_repl.wal.disk import RealDisk, refuse_in_use
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
     DiskFailed: 4,
@@ -109,6 +111,8 @@ async def run(settings: Settings, program: Program) -> None:
             str(settings.replication_tls_cert), str(settings.replication_tls_key), str(settings.replication_tls_ca)
         )
     doors: dict[str, Door] = {"kafka": serve_kafka, "http": serve_http}
+    refuse_in_use(settings.data_dir)
+    await _require_free_ports(settings)
     try:
         disk = RealDisk(settings.data_dir)
     except OSError as error:
@@ -129,6 +133,18 @@ async def run(settings: Settings, program: Program) -> None:
             async for _ in signals:
                 notify("STOPPING=1")
                 nursery.start_soon(node.stop)
+
+
+async def _require_free_ports(settings: Settings) -> None:
+    """Before anything is made in the data directory. The doors open later, after recovery: until then whoever dials is
+    refused at once, instead of waiting."""
+    wanted = {"CHRONIK_KAFKA_BIND_ADDR": settings.kafka_bind_addr, "CHRONIK_HTTP_BIND_ADDR": settings.http_bind_addr}
+    if settings.wal_receiver_enabled:
+        wanted["CHRONIK_WAL_RECEIVER_BIND_ADDR"] = settings.wal_receiver_bind_addr
+    with contextlib.ExitStack() as stack:
+        for variable, address in wanted.items():
+            for listener in await listen(variable, address):
+                stack.callback(listener.close)
 
 
 def _keep_memory() -> None:

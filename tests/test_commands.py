@@ -216,6 +216,26 @@ def test_a_port_in_use_ends_the_program_with_a_clear_message(variable: str, tmp_
     assert address in said
     assert "already in use" in said
     assert "Traceback" not in said
+    assert not (tmp_path / "data").exists(), "nothing was changed"
+
+
+def test_an_address_of_another_machine_is_told_which_are_good(tmp_path: Path) -> None:
+    process = start("chronik-leader", tmp_path, CHRONIK_KAFKA_BIND_ADDR="192.0.2.1:0", CHRONIK_INSECURE="true")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2, said
+    assert "Name an address of this machine" in said
+    assert "Traceback" not in said
+
+
+def test_a_second_start_in_one_directory_names_the_first(cluster: Cluster, tmp_path: Path) -> None:
+    """Not only its ports, which are taken too."""
+    leader = cluster.leader
+    process = start(
+        "chronik-leader", tmp_path, CHRONIK_DATA_DIR=str(leader.data_dir), CHRONIK_HTTP_BIND_ADDR=leader.http
+    )
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3, said
+    assert "is in use by process" in said
 
 
 def test_a_wrong_variable_ends_the_program_with_all_that_is_wrong(tmp_path: Path) -> None:
