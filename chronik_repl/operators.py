@@ -16,8 +16,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chronik_repl.errors import ConfigError, Refused
+from chronik_repl.values import Seconds
 
 NODE_ID = re.compile("[0-9]{1,10}")
+WEB_ADDRESS = re.compile(r"https?://[^\s/]+/?")
+NODES_HTTP = (
+    "Give the address of CHRONIK_HTTP_BIND_ADDR with --http (https://… where it has a certificate), or the node's "
+    "directory with --data-dir."
+)
+KEYS = {"status": {"ready", "log", "role"}, "topics": {"topics"}, "groups": {"groups"}}  # of what a node answers
 HTTP_DEFAULT = "127.0.0.1:9644"
 HTTP_TIMEOUT_S = 10.0
 WAIT_STEP_S = 0.1
@@ -40,7 +47,7 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
     _where(status)
     status.add_argument("--watch", action="store_true", help="go on showing it, every second")
     status.add_argument(
-        "--wait", type=float, default=0, metavar="SECONDS", help="wait until it is ready, at most so long"
+        "--wait", type=_seconds, default=0, metavar="SECONDS", help="wait until it is ready, at most so long"
     )
     status.add_argument("--json", action="store_true", help="print what /status says")
 
@@ -127,7 +134,7 @@ The copy has an identity of its own and starts as a node.""",
 Give each node its own node-N.pem and node-N.key and everyone ca.pem. ca.key stays with you.""",
     )
     certs.add_argument("folder", type=Path, metavar="DIR", help="where they go; a CA that is there is used")
-    certs.add_argument("nodes", nargs="+", type=int, metavar="NODE_ID")
+    certs.add_argument("nodes", nargs="+", type=_node_id, metavar="NODE_ID")
     certs.add_argument("--host", action="append", default=[], help="a name or address in the certificates; may repeat")
     certs.add_argument("--days", type=int, default=825, help="how long they are good (825)")
 
@@ -145,13 +152,26 @@ def _command(subcommands: Any, name: str, run: Any, about: str, epilog: str) -> 
 
 
 def _data_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="the node's data directory (CHRONIK_DATA_DIR)")
+    parser.add_argument("--data-dir", metavar="DIR", help="the node's data directory (CHRONIK_DATA_DIR)")
 
 
 def _where(parser: argparse.ArgumentParser) -> None:
     _data_dir(parser)
     parser.add_argument("--http", metavar="HOST:PORT", help=f"ask this node over HTTP, or https://… ({HTTP_DEFAULT})")
     parser.add_argument("--ca", metavar="FILE", help="with https: trust certificates of this CA (PEM)")
+
+
+def _node_id(text: str) -> int:
+    if not NODE_ID.fullmatch(text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a node's number is expected, from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return Seconds("", most=86400).read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: allowed is {error}") from None
 
 
 # ---- asking
@@ -176,23 +196,46 @@ def _ask(arguments: argparse.Namespace, what: str) -> dict[str, Any]:
 
 
 def _get(address: str, what: str, ca: str | None) -> dict[str, Any]:
+    import http.client
     import ssl
     import urllib.error
     import urllib.request
 
     base = address if "://" in address else f"http://{address}"
     url = f"{base.rstrip('/')}/{what}"
+    if not WEB_ADDRESS.fullmatch(base):
+        raise ConfigError(f"--http {address}: host:port is expected, or http://host:port, or https://host:port")
+    if ca is not None and not url.startswith("https:"):
+        raise ConfigError(f"--ca goes with https: give --http https://{address.rpartition('://')[2]}")
     try:
         trust = ssl.create_default_context(cafile=ca) if url.startswith("https:") else None
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S, context=trust) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise Refused(
-            f"{url} does not answer ({reason}). Is the node running? Give its HTTP address with --http, or its "
-            f"directory with --data-dir."
+    except OSError as error:
+        raise ConfigError(
+            f"--ca {ca}: {error.strerror}. Give a file with certificates in PEM, such as ca.pem"
         ) from error
+    try:
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S, context=trust) as answer:
+            found = json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise Refused(f"{url} answers {error.code}: that is no node's HTTP address. {NODES_HTTP}") from error
+    except (http.client.HTTPException, ConnectionResetError, ValueError) as error:
+        raise Refused(f"what listens at {url} does not speak HTTP as a node does. {NODES_HTTP}") from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise Refused(
+                f"{url}: its certificate is not trusted ({reason.verify_message}). Give its CA with --ca FILE"
+            ) from error
+        if isinstance(reason, ssl.SSLError):
+            raise Refused(f"{url} does not speak TLS. Without it: --http {address.rpartition('://')[2]}") from error
+        why = getattr(reason, "strerror", None) or reason
+        raise Refused(
+            f"{url} does not answer ({why}). Is the node running? Give its HTTP address with --http, or its directory "
+            "with --data-dir."
+        ) from error
+    if not isinstance(found, dict) or not KEYS[what] <= found.keys():
+        raise Refused(f"{url} is answered, but not by a node. {NODES_HTTP}")
+    return found
 
 
 # ---- the commands

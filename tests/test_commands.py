@@ -109,6 +109,13 @@ MISTAKES = [
     (("certs", "/proc/nowhere", "1"), "/proc/nowhere: No such file or directory. Is the path right?"),
     (("users", "add", "alice", "--file", "users"), "give it with --password-stdin"),
     (("users", "list", "--file", "/nowhere/users"), "`chronik users add NAME"),
+    (("users", "list", "--file", "/"), "Give a file that this user can read"),
+    (("users", "add", "alice", "--file", "nowhere/users"), "nowhere is not a directory: make it first"),
+    (("certs", "certs", "1", "--days", "0"), "--days 0: from 1 to"),
+    (("certs", "certs", "1", "--days", "99999999"), "--days 99999999: from 1 to"),
+    (("certs", "certs", "1", "--host", "node1:9291"), "without a port"),
+    (("certs", "certs", "1", "--host", "exämple"), "a DNS name or an IP address is expected"),
+    (("certs", "/etc/hostname", "1"), "/etc/hostname is not a directory"),
     (("users", "add", "alice"), "Give --file, or set"),
     (("config", "/nowhere.env"), "like those in config/"),
     (("config", "/bin/sh"), "not text"),
@@ -119,6 +126,11 @@ MISTAKES = [
     (("parity", "one=/nowhere"), "give at least two"),
     (("members", "add"), "As in: chronik members add"),
     (("status", "--http", "127.0.0.1:99999"), "Give its HTTP address with --http"),
+    (("status", "--http", "127.0.0.1:9644 x"), "host:port is expected"),
+    (("status", "--http", "ftp://127.0.0.1"), "host:port is expected"),
+    (("status", "--http", "127.0.0.1:1", "--ca", "ca.pem"), "give --http https://127.0.0.1:1"),
+    (("status", "--http", "https://127.0.0.1:1", "--ca", "/nowhere"), "Give a file with certificates"),
+    (("status", "--http", "https://127.0.0.1:1", "--ca", "/dev/null"), "Give a file with certificates"),
 ]
 
 
@@ -144,6 +156,27 @@ def test_what_acts_needs_to_know_where(command: str, tmp_path: Path) -> None:
     assert "no node runs in" in chronik(command, "--data-dir", tmp_path, code=2)
 
 
+def test_a_port_that_is_not_http_is_told_from_a_silent_one(cluster: Cluster) -> None:
+    for address in (cluster.leader.kafka, cluster.followers[0].replication):
+        assert "does not speak HTTP as a node does. Give the address" in chronik("status", "--http", address, code=2)
+    assert "does not speak TLS" in chronik("status", "--http", f"https://{cluster.leader.http}", code=2)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "soon"])
+def test_a_wait_that_is_no_time_is_refused(seconds: str) -> None:
+    assert "allowed is seconds from 0" in chronik("status", f"--wait={seconds}", code=2)
+
+
+def test_a_full_or_closed_output_is_no_bug(cluster: Cluster) -> None:
+    command = [str(PROGRAMS / "chronik"), "topics", "--data-dir", str(cluster.leader.data_dir)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "No space left on device. Make room" in done.stderr
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
 def test_certificates(tmp_path: Path) -> None:
     made = chronik("certs", tmp_path / "certs", "1", "2", "--host", "node1.example").split()
     assert {Path(name).name for name in made} == {
@@ -155,7 +188,12 @@ def test_certificates(tmp_path: Path) -> None:
         "node-2.key",
     }
     assert (tmp_path / "certs" / "node-1.key").stat().st_mode & 0o077 == 0
-    assert "is there already" in chronik("certs", tmp_path / "certs", "1", code=2)
+    assert "is there already" in chronik("certs", tmp_path / "certs", "3", "1", code=2)
+    assert not (tmp_path / "certs" / "node-3.key").exists(), "nothing was changed"
+    for nobody in ("0", "one", "-1"):
+        assert "a node's number is expected" in chronik("certs", tmp_path / "certs", "--", nobody, code=2)
+    (tmp_path / "certs" / "ca.pem").write_text("no certificate")
+    assert "restore them" in chronik("certs", tmp_path / "certs", "3", code=2)
 
 
 def test_a_backup_starts_as_a_node(cluster: Cluster, tmp_path: Path) -> None:
@@ -186,8 +224,8 @@ def test_the_http_door_behind_tls(tmp_path: Path) -> None:
     try:
         address = f"https://{node.http}"
         assert chronik_json("status", "--http", address, "--ca", tmp_path / "certs" / "ca.pem")["node_id"] == 1
-        assert "does not answer" in chronik("status", "--http", address, code=2), "nobody vouches for that certificate"
-        assert "does not answer" in chronik("status", "--http", node.http, code=2), "not in the clear"
+        assert "Give its CA with --ca" in chronik("status", "--http", address, code=2), "nobody vouches for it"
+        assert "https://… where" in chronik("status", "--http", node.http, code=2), "not in the clear"
     finally:
         node.stop()
 
