@@ -109,7 +109,9 @@ def read_file(path: Path) -> dict[str, str]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}. Give a file like those in config/.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not text in UTF-8 (byte {error.start}).") from error
+        raise ConfigError(
+            f"{path}: not text in UTF-8 (byte {error.start}). Give a file like those in config/."
+        ) from error
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()

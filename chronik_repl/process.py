@@ -57,6 +57,11 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
     CannotLead: 5,
 }
 
+HELP = """examples:
+  CHRONIK_NODE_ID=1 CHRONIK_DATA_DIR=data/one chronik-{program}
+  set -a; . config/{program}.env; set +a; chronik config && chronik-{program}
+
+exit codes: 0 stopped as asked, 1 a bug, 2 configuration, 3 data directory, 4 disk, 5 cannot lead"""
 # The collector of cyclic garbage looks when so many objects more were made than freed, and at older ones so seldom.
 GC_THRESHOLDS = (10_000, 20, 50)
 # glibc's malloc: freed memory of so many bytes is kept, and blocks up to that size come from there (malloc.h: mallopt).
@@ -80,8 +85,9 @@ def main(program: Program, arguments: Sequence[str], environ: Mapping[str, str] 
     parser = argparse.ArgumentParser(
         prog=f"chronik-{program}",
         description=f"A node of a chronik-repl cluster, started as a {program}. It is configured by environment "
-        "variables: `chronik config` shows every one, its value and its meaning.",
-        epilog="Exit codes: 0 stopped as asked, 1 a bug, 2 configuration, 3 data directory, 4 disk, 5 cannot lead.",
+        "variables:\n`chronik config` shows every one, its value and its meaning.",
+        epilog=HELP.format(program=program),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"chronik-repl {__version__}")
     parser.parse_args(arguments)
@@ -91,7 +97,8 @@ def main(program: Program, arguments: Sequence[str], environ: Mapping[str, str] 
         _keep_memory()
         trio.run(run, _with_files_for(settings), program)
     except ConfigError as error:
-        print(f"chronik-{program}: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"chronik-{program}: {line}", file=sys.stderr)
         return 2
     except ChronikError as error:
         return _report(error)

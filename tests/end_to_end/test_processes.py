@@ -106,7 +106,7 @@ def test_version_and_help_and_bad_configuration() -> None:
         return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environ)
 
     assert run("--version").stdout.startswith("chronik-repl ")
-    assert "Exit codes" in run("--help").stdout
+    assert "exit codes" in run("--help").stdout
     wrong = run(CHRONIK_NODE_ID="0", CHRONIK_DATA_DIRR="x")
     assert wrong.returncode == 2
     assert "CHRONIK_DATA_DIR" in wrong.stderr
