@@ -97,7 +97,7 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
         "make the node on this machine the leader",
         """examples:
   chronik promote --data-dir /var/lib/chronik
-  chronik promote --accept-loss          when the others are gone for good
+  chronik promote --data-dir /var/lib/chronik --accept-loss          when the others are gone for good
 
 While the old leader lives it is drained first, and nothing is lost. Where too few members answer it refuses and says
 what is missing. --accept-loss is your own decision, is written into the log, and removes the members that did not

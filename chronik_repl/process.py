@@ -41,7 +41,10 @@ from chronik_repl.errors import (
     FormatTooNew,
 )
 from chronik_repl.http.server import serve as serve_http
+from chronik_repl.http.server import server_context
 from chronik_repl.kafka.server import serve as serve_kafka
+from chronik_repl.kafka.tls import client_context
+from chronik_repl.kafka.users import read as read_users
 from chronik_repl.listening import listen
 from chronik_repl.node import Door, Node, run_node
 from chronik_repl.notify import notify
@@ -59,7 +62,7 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
 
 HELP = """examples:
   CHRONIK_NODE_ID=1 CHRONIK_DATA_DIR=data/one chronik-{program}
-  set -a; . config/{program}.env; set +a; chronik config && chronik-{program}
+  chronik config config/{program}.env --as {program}      checks a file of variables, before a start
 
 exit codes: 0 stopped as asked, 1 a bug, 2 configuration, 3 data directory, 4 disk, 5 cannot lead"""
 # The collector of cyclic garbage looks when so many objects more were made than freed, and at older ones so seldom.
@@ -119,7 +122,7 @@ async def run(settings: Settings, program: Program) -> None:
         )
     doors: dict[str, Door] = {"kafka": serve_kafka, "http": serve_http}
     refuse_in_use(settings.data_dir)
-    await _require_free_ports(settings)
+    await _try_doors(settings)
     try:
         disk = RealDisk(settings.data_dir)
     except OSError as error:
@@ -142,9 +145,13 @@ async def run(settings: Settings, program: Program) -> None:
                 nursery.start_soon(node.stop)
 
 
-async def _require_free_ports(settings: Settings) -> None:
-    """Before anything is made in the data directory. The doors open later, after recovery: until then whoever dials is
-    refused at once, instead of waiting."""
+async def _try_doors(settings: Settings) -> None:
+    """Before anything is made in the data directory: their ports are free, their files are good. They open later, after
+    recovery: until then whoever dials is refused at once, instead of waiting."""
+    server_context(settings)
+    client_context(settings)
+    if settings.kafka_users_file is not None:
+        read_users(settings.kafka_users_file)
     wanted = {"CHRONIK_KAFKA_BIND_ADDR": settings.kafka_bind_addr, "CHRONIK_HTTP_BIND_ADDR": settings.http_bind_addr}
     if settings.wal_receiver_enabled:
         wanted["CHRONIK_WAL_RECEIVER_BIND_ADDR"] = settings.wal_receiver_bind_addr

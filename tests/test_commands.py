@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from chronik_repl.cli import main
+from chronik_repl.cli import build_parser, main
 from chronik_repl.demo.cluster import Cluster, Node
 from chronik_repl.demo.shop import Shop
 
@@ -115,12 +118,14 @@ MISTAKES = [
     (("certs", "certs", "1", "--days", "99999999"), "--days 99999999: from 1 to"),
     (("certs", "certs", "1", "--host", "node1:9291"), "without a port"),
     (("certs", "certs", "1", "--host", "exämple"), "a DNS name or an IP address is expected"),
-    (("certs", "/etc/hostname", "1"), "/etc/hostname is not a directory"),
+    (("certs", "/etc/passwd", "1"), "/etc/passwd is not a directory"),
     (("users", "add", "alice"), "Give --file, or set"),
     (("config", "/nowhere.env"), "like those in config/"),
     (("config", "/bin/sh"), "not text"),
     (("wal", "verify", "/nowhere"), "Give a node's data directory"),
+    (("wal", "verify", "/etc/passwd"), "Give a node's data directory"),
     (("wal", "dump", "/etc"), "not a node's data directory"),
+    (("wal", "dump", "/etc", "--from", "9", "--to", "9"), "must be above --from"),
     (("backup", "/nowhere", "copy"), "is no node's directory"),
     (("parity", "one", "two"), "is not NAME=PATH, for example"),
     (("parity", "one=/nowhere"), "give at least two"),
@@ -150,6 +155,25 @@ def test_a_mistake_is_answered_with_what_to_do(
     assert says in capsys.readouterr().err
 
 
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """It, and all below it."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+@pytest.mark.parametrize("command", list(parsers(build_parser())), ids=lambda parser: str(parser.prog))
+def test_help_has_examples_that_are_commands(command: argparse.ArgumentParser) -> None:
+    said = command.format_help()
+    assert "examples:\n" in said
+    examples = re.findall(r"(?m)(?:^  |\| |&& |\()(chronik [^|)]*?)(?:  .*|\)| \|.*)?$", said.partition("examples:")[2])
+    assert examples
+    for example in examples:
+        build_parser().parse_args(shlex.split(example)[1:])
+
+
 @pytest.mark.parametrize("command", ["members", "promote"])
 def test_what_acts_needs_to_know_where(command: str, tmp_path: Path) -> None:
     assert "CHRONIK_DATA_DIR" in chronik(command, code=2)
@@ -165,6 +189,13 @@ def test_a_port_that_is_not_http_is_told_from_a_silent_one(cluster: Cluster) -> 
 @pytest.mark.parametrize("seconds", ["nan", "-1", "soon"])
 def test_a_wait_that_is_no_time_is_refused(seconds: str) -> None:
     assert "allowed is seconds from 0" in chronik("status", f"--wait={seconds}", code=2)
+
+
+def test_parity_takes_the_leaders_address_as_status_does(cluster: Cluster) -> None:
+    from chronik_repl.spark.parity import ask_leader
+
+    for address in (cluster.leader.http, cluster.leader.page):
+        assert ask_leader(address).role == "leader"
 
 
 def test_a_full_or_closed_output_is_no_bug(cluster: Cluster) -> None:
@@ -255,6 +286,24 @@ def test_a_port_in_use_ends_the_program_with_a_clear_message(variable: str, tmp_
     assert "already in use" in said
     assert "Traceback" not in said
     assert not (tmp_path / "data").exists(), "nothing was changed"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("KAFKA_TLS_CERT", "KAFKA_TLS_KEY"), "`chronik certs` makes"),
+        (("HTTP_TLS_CERT", "HTTP_TLS_KEY"), "`chronik certs` makes"),
+        (("KAFKA_USERS_FILE",), "`chronik users add` writes them"),
+    ],
+)
+def test_a_file_that_is_no_good_ends_the_program_before_anything_is_made(
+    names: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    process = start("chronik-leader", tmp_path, **{f"CHRONIK_{name}": "/etc/passwd" for name in names})
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2, said
+    assert says in said
+    assert not (tmp_path / "data").exists()
 
 
 def test_an_address_of_another_machine_is_told_which_are_good(tmp_path: Path) -> None:

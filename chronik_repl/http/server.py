@@ -50,7 +50,7 @@ async def serve(
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Until cancelled; started with the bound "host:port". Raises ConfigError if it cannot bind."""
-    tls = _tls(settings)
+    tls = server_context(settings)
     listeners = for_trio(await listen("CHRONIK_HTTP_BIND_ADDR", settings.http_bind_addr))
     history = History()
     conversations = Conversations(Doors(house, history).get, limits or Limits(), house.meters)
@@ -61,7 +61,8 @@ async def serve(
         task_status.started(join_address(host, listeners[0].socket.getsockname()[1]))
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
+def server_context(settings: Settings) -> ssl.SSLContext | None:
+    """None: no TLS. Raises ConfigError when a file cannot be used."""
     cert, key = settings.http_tls_cert, settings.http_tls_key
     if cert is None or key is None:
         return None
@@ -71,7 +72,8 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"CHRONIK_HTTP_TLS_CERT={cert}, CHRONIK_HTTP_TLS_KEY={key}: not a certificate and its key in PEM ({error})"
+            f"CHRONIK_HTTP_TLS_CERT={cert}, CHRONIK_HTTP_TLS_KEY={key}: not a certificate and its key in PEM "
+            f"({error}). Name two files such as `chronik certs` makes"
         ) from error
     return context
 

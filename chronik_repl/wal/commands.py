@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chronik_repl.errors import ConfigError
 from chronik_repl.words import count_of
 
 if TYPE_CHECKING:
@@ -124,6 +125,10 @@ def run_dump(arguments: argparse.Namespace) -> int:
     wanted = Wanted(
         arguments.start, arguments.end, arguments.topic, arguments.partition, arguments.records, arguments.json
     )
+    if arguments.end is not None and arguments.end <= arguments.start:
+        raise ConfigError(
+            f"--to {arguments.end}: must be above --from ({arguments.start}), or there is nothing between"
+        )
     code = 0
     for line in dump(arguments.directory, wanted):
         if isinstance(line, Trouble):
