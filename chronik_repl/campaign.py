@@ -29,6 +29,7 @@ from chronik_repl.wal.changes import MembersChanged
 from chronik_repl.words import count_of
 
 DRAIN_TIMEOUT_S = 10.0
+WITHOUT_THEM = ". Start what is missing, or lead without it: `chronik promote --accept-loss`; what only it held is lost"
 
 Say = Callable[[str], None]
 
@@ -77,9 +78,9 @@ class Campaign:
                 would[epochs.Identity(session.leader.node_id, session.leader.directory_id)] = local.summary()
             try:
                 self._check(would)
-            except Refused:
+            except Refused as refusal:
                 if not accept_loss:
-                    raise
+                    raise Refused(f"{refusal}{WITHOUT_THEM if promoted else ''}") from None
                 epoch = epochs.epoch_after_loss(epoch)
             if session is not None:
                 old_leader = await self._drain(say)

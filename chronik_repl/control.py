@@ -26,6 +26,7 @@ FILE = "control.sock"
 LINE_BYTES_MAX = 64 * 1024
 CONNECTIONS_MAX = 16
 REQUEST_TIMEOUT_S = 10.0
+TIMEOUT_S = 120.0  # of a command that waits for other nodes
 
 Say = Callable[[str], None]
 Handler = Callable[[dict[str, Any], Say], Awaitable[dict[str, Any]]]
@@ -104,7 +105,7 @@ async def _answer(stream: trio.SocketStream, handler: Handler, request: dict[str
 
 
 def call(
-    data_dir: Path, command: dict[str, Any], *, timeout_s: float = 120.0, say: Say | None = None
+    data_dir: Path, command: dict[str, Any], *, timeout_s: float = TIMEOUT_S, say: Say | None = None
 ) -> dict[str, Any]:
     """Ask the node that runs in this directory. Raises Refused with what the node, or its absence, says."""
     try:

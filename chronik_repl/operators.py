@@ -310,8 +310,8 @@ def _members(arguments: argparse.Namespace) -> int:
         command = {"command": "members-remove", **which}
     elif arguments.which:
         raise ConfigError(f"`members list` lists all of them: leave {arguments.which} out")
-    answer = control.call(_directory(arguments), command, say=_progress(arguments))
-    return _answered(arguments, answer)
+    timeout_s = HTTP_TIMEOUT_S if command == {"command": "members"} else control.TIMEOUT_S
+    return _answered(arguments, control.call(_directory(arguments), command, timeout_s=timeout_s))
 
 
 def _promote(arguments: argparse.Namespace) -> int:
