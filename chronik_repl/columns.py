@@ -1,8 +1,9 @@
 """Rows and pairs for a terminal of any width. No address, path or id is ever broken: a line ends between two words (or
 two items of a list), or is longer than the terminal.
 
-A table that is too wide becomes one with its first column as headings, and where that is too wide as well each row
-becomes lines of "name  value". What goes into a pipe is a table however wide it is: a program reads it, or `less -S`.
+A table that is too wide becomes one with its first column as headings. Rows that are too wide even then become lines of
+"name  value"; so do all, where most would. What goes into a pipe is a table however wide it is: a program reads it, or
+`less -S`.
 """
 
 from __future__ import annotations
@@ -40,14 +41,22 @@ def table(
     whole = _aligned(grid, right)
     if _widest(whole) <= width:
         return _together(whole)
-    rest = [_indented(line) for line in _aligned([row[1:] for row in grid], right[1:])]
-    if _widest(rest) <= width:
-        lines = rest[:1]
-        for before, row, line in zip(grid, grid[1:], rest[1:], strict=False):
-            lines += [line] if row[0].plain == before[0].plain else [row[0], line]
+    narrow = [sum(cell.cell_len + GAP for cell in row[1:]) - GAP + INDENT <= width for row in grid]
+    rest = _aligned([row[1:] for row, good in zip(grid, narrow, strict=True) if good], right[1:])
+    if narrow[0] and 2 * sum(narrow) > len(grid) and _widest(rest) + INDENT <= width:
+        below = iter(rest)
+        lines, heading = [_indented(next(below))], ""
+        for row, good in zip(grid[1:], narrow[1:], strict=True):
+            lines += [row[0]] if row[0].plain != heading else []
+            heading = row[0].plain
+            rows_lines = [next(below)] if good else pairs(_named(names[1:], row[1:]), width - INDENT).split()
+            lines += [_indented(line) for line in rows_lines]
         return _together(lines)
-    named = ([(name, cell) for name, cell in zip(names, row, strict=True) if cell.plain] for row in grid[1:])
-    return Text("\n\n").join(pairs(row, width) for row in named)
+    return Text("\n\n").join(pairs(_named(names, row), width) for row in grid[1:])
+
+
+def _named(names: Sequence[str], row: Sequence[Text]) -> list[tuple[str, Cell]]:
+    return [(name, cell) for name, cell in zip(names, row, strict=True) if cell.plain]
 
 
 def fits(names: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> bool:

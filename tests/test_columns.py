@@ -105,6 +105,18 @@ def test_a_table_that_is_too_wide_takes_its_first_column_as_headings() -> None:
         "a",
         "          0     9",
     ]
+    assert table(names, [*rows[:2], ("a", "0", "node1:9291,node2:9291")], 22).plain.splitlines() == [
+        "  partition  next",
+        "orders",
+        "  0          17",
+        "  1          4",
+        "a",
+        "  partition",
+        "    0",
+        "  next",
+        "    node1:9291,",
+        "    node2:9291",
+    ]
     assert fits(names, rows, 23)
     assert not fits(names, rows, 22)
     assert table(names, rows[:2], 10).plain.splitlines() == [
