@@ -5,8 +5,9 @@ speaks of was durable before the frames were read; what was written meanwhile ab
 opening the copy cuts that, as after a crash. A segment that retention removes meanwhile is left out.
 
 The copy is a new member: a directory id of its own, no node id (the first start takes CHRONIK_NODE_ID), and the
-promises of the original, so that it can never start alone in the original's place. Where the original's file `node` is
-lost or damaged, and its promises with it, the copy has none, as a new directory has none: it is no member yet.
+promises of the original, so that it can never start alone in the original's place. Where the original has lost its file
+`node` those promises are lost too, and nobody misses them: they bound a directory that does not come back, and the copy
+counts for nothing until a leader, or `promote --accept-loss`, makes it a member.
 """
 
 from __future__ import annotations
@@ -43,9 +44,17 @@ def backup(source: Path, target: Path, *, as_json: bool = False) -> int:
     """The command. Raises Refused, CorruptLog."""
     try:
         names = sorted(file.name for file in (source / FOLDER).iterdir() if NAME.match(file.name))
-        original = _identity_of(source, names)
+        original = _identity(source, names)
+    except PermissionError as error:
+        raise Refused(f"{error.filename}: {error.strerror}. Run this as the user that runs the node") from error
     except OSError as error:
-        raise Refused(f"{source} is no node's directory: {error.strerror} ({error.filename})") from error
+        raise Refused(
+            f"{source} is no node's directory: {error.strerror} ({error.filename}). Give what CHRONIK_DATA_DIR names"
+        ) from error
+    if target.resolve().is_relative_to(source.resolve()):
+        raise Refused(f"{target} lies in {source}: give a directory elsewhere, best on another disk")
+    if target.exists() and not target.is_dir():
+        raise Refused(f"{target} is a file: give a directory that is not there yet")
     if target.exists() and any(target.iterdir()):
         raise Refused(f"{target} is not empty: give a directory that is not there yet")
     copied = trio.run(copy, source, target, original, names)
@@ -65,15 +74,14 @@ def backup(source: Path, target: Path, *, as_json: bool = False) -> int:
     return 0
 
 
-def _identity_of(source: Path, names: Sequence[str]) -> identity.NodeFile:
+def _identity(source: Path, names: Sequence[str]) -> identity.NodeFile:
     try:
         return identity.decode((source / identity.FILE).read_bytes())
     except (FileNotFoundError, CorruptLog):
         if not names:
             raise
-    with (source / FOLDER / names[0]).open("rb") as first:
-        header = decode_header(first.read(FRAMES_AT), names[0])
-    return identity.NodeFile(directory_id="", cluster_id=header.cluster_id)
+    print(f"The file `node` of {source} is lost or damaged; the copy does without", file=sys.stderr)
+    return identity.NodeFile("")
 
 
 async def copy(source: Path, target: Path, original: identity.NodeFile, names: Sequence[str]) -> Copied:
@@ -82,11 +90,12 @@ async def copy(source: Path, target: Path, original: identity.NodeFile, names: S
     try:
         await disk.make_folder(FOLDER)
         copied = await _copy_segments(disk, source / FOLDER, names)
-        start, end = _bounds(target / FOLDER, copied)
+        cluster_id, start, end = _bounds(target / FOLDER, copied)
         mine = msgspec.structs.replace(
             original,
             directory_id=identity.new_directory_id(random.SystemRandom()),
             node_id=NOBODY,
+            cluster_id=original.cluster_id or cluster_id,
             promised_others=max(original.promised_epoch, original.promised_others),
         )
         await identity.write(disk, mine)  # last: before it the directory is refused as damaged
@@ -126,11 +135,12 @@ async def _copy_one(disk: RealDisk, source: Path) -> bool:
     return True
 
 
-def _bounds(folder: Path, names: list[str]) -> tuple[Position, Position]:
+def _bounds(folder: Path, names: list[str]) -> tuple[str, Position, Position]:
+    """Of which cluster, from where, to where."""
     if not names:
-        return Position(0), Position(0)
+        return "", Position(0), Position(0)
     with (folder / names[0]).open("rb") as first:
-        start = decode_header(first.read(FRAMES_AT), names[0]).start
+        header = decode_header(first.read(FRAMES_AT), names[0])
     with (folder / names[-1]).open("rb") as last:
         mark: Any = best_mark(last.read(FRAMES_AT))
-    return start, mark.durable_end if mark else start
+    return header.cluster_id, header.start, mark.durable_end if mark else header.start

@@ -26,8 +26,10 @@ from chronik_repl.replication.messages import Answer
 from chronik_repl.replication.receiver import Promiser, Receiver
 from chronik_repl.replication.session import Connection, ConnectionLost
 from chronik_repl.wal.changes import MembersChanged
+from chronik_repl.words import count_of
 
 DRAIN_TIMEOUT_S = 10.0
+WITHOUT_THEM = ". Start what is missing, or lead without it: `chronik promote --accept-loss`; what only it held is lost"
 
 Say = Callable[[str], None]
 
@@ -48,7 +50,7 @@ class Campaign:
         """Ask, judge, take, judge. Raises Refused; CannotLead where this process has nothing to do."""
         local, me = self._local, self._local.me
         whom = election.addresses(local)
-        say(f"asking {len(whom)} nodes")
+        say(f"asking {count_of(len(whom), 'other node')}")
         if local.log.impaired_until is not None and not accept_loss:
             raise Refused(
                 "part of this log was damaged and set aside: it must be fetched from a leader before this node can lead"
@@ -76,9 +78,9 @@ class Campaign:
                 would[epochs.Identity(session.leader.node_id, session.leader.directory_id)] = local.summary()
             try:
                 self._check(would)
-            except Refused:
+            except Refused as refusal:
                 if not accept_loss:
-                    raise
+                    raise Refused(f"{refusal}{WITHOUT_THEM if promoted else ''}") from None
                 epoch = epochs.epoch_after_loss(epoch)
             if session is not None:
                 old_leader = await self._drain(say)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,20 +26,20 @@ from chronik_repl.errors import Refused
 
 CA_DAYS = 3650
 NODE_DAYS = 825
+HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 BACKDATED = datetime.timedelta(hours=1)  # clocks differ a little
 
 
 def make(folder: Path, nodes: Sequence[str], *, hosts: Sequence[str] = (), days: int = NODE_DAYS) -> list[Path]:
-    """Certificates for these nodes (names such as "node-1"), and the CA if there is none. Returns the files made.
-
-    All or none: a new key beside an old certificate would keep a node from starting again."""
-    for node in nodes:
-        if not node or "/" in node or node.startswith("."):
-            raise Refused(f"{node!r} cannot be a file's name")
-        for file in _files(folder, node):
-            if file.exists():
-                raise Refused(f"{file} is there already; remove {node}.pem and {node}.key first to have them replaced")
+    """Certificates for these nodes (names such as "node-1"), and the CA if there is none. Returns the files made."""
+    alternatives = [_host(host) for host in hosts or ("localhost", "127.0.0.1", "::1")]
+    if not 1 <= days <= CA_DAYS:
+        raise Refused(f"--days {days}: from 1 to {CA_DAYS}, which is how long the CA is good")
+    if folder.exists() and not folder.is_dir():
+        raise Refused(f"{folder} is not a directory: name one, or one that is to be made")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for there in (file for node in dict.fromkeys(nodes) for file in _files(folder, node) if file.exists()):
+        raise Refused(f"{there} is there already; remove it first if it is to be replaced. Nothing was changed")
     ca_file, ca_key_file = folder / "ca.pem", folder / "ca.key"
     made: list[Path] = []
     if ca_file.exists() != ca_key_file.exists():
@@ -46,15 +47,17 @@ def make(folder: Path, nodes: Sequence[str], *, hosts: Sequence[str] = (), days:
     if not ca_file.exists():
         key = ed25519.Ed25519PrivateKey.generate()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "chronik-repl cluster CA")])
-        ca = _certificate(name, name, key.public_key(), key, CA_DAYS, authority=True, hosts=())
+        ca = _certificate(name, name, key.public_key(), key, CA_DAYS, authority=True)
         _write_new(ca_key_file, _private_bytes(key), 0o600)
         _write_new(ca_file, ca.public_bytes(serialization.Encoding.PEM), 0o644)
         made += [ca_file, ca_key_file]
     ca, ca_key = _load_ca(ca_file, ca_key_file)
-    for node in nodes:
+    for node in dict.fromkeys(nodes):
         key = ed25519.Ed25519PrivateKey.generate()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
-        certificate = _certificate(name, ca.subject, key.public_key(), ca_key, days, authority=False, hosts=hosts)
+        certificate = _certificate(
+            name, ca.subject, key.public_key(), ca_key, days, authority=False, names=alternatives
+        )
         cert_file, key_file = _files(folder, node)
         _write_new(key_file, _private_bytes(key), 0o600)
         _write_new(cert_file, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -71,7 +74,9 @@ def _load_ca(file: Path, key_file: Path) -> tuple[x509.Certificate, CertificateI
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
-        raise Refused(f"cannot use the CA in {file.parent}: {error}") from error
+        raise Refused(
+            f"{file} and {key_file} cannot be read as a CA and its key: restore them, or use an empty folder"
+        ) from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise Refused(
             f"{key_file} is not a key that this command made; sign the nodes' certificates with your own tools"
@@ -87,7 +92,7 @@ def _certificate(
     days: int,
     *,
     authority: bool,
-    hosts: Sequence[str],
+    names: Sequence[x509.GeneralName] = (),
 ) -> x509.Certificate:
     now = datetime.datetime.now(datetime.UTC)
     builder = (
@@ -105,10 +110,7 @@ def _certificate(
     if not authority:
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
-        builder = builder.add_extension(
-            x509.SubjectAlternativeName([_host(host) for host in hosts or ("localhost", "127.0.0.1", "::1")]),
-            critical=False,
-        )
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     issuer_key = signer.public_key()
     assert isinstance(issuer_key, ed25519.Ed25519PublicKey)
     builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False)
@@ -120,6 +122,8 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not HOST.fullmatch(host):
+            raise Refused(f"--host {host}: a DNS name or an IP address is expected, without a port") from None
         return x509.DNSName(host)
 
 

@@ -27,6 +27,7 @@ MODULES = (
     "chronik_repl.wal.commands",
     "chronik_repl.spark.commands",
 )
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 EXAMPLES = """examples:
   chronik status --watch              the cluster, live, from this machine's node
   chronik status --http leader:9644   from another one's
@@ -41,6 +42,8 @@ user. `chronik COMMAND --help` has more examples."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     words = sys.argv[1:] if arguments is None else arguments
     if not words:
         parser.print_help(sys.stderr)
@@ -48,27 +51,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(words)
     try:
         run: Run = parsed.run
-        return run(parsed)
+        code = run(parsed)
+        sys.stdout.flush()
+        return code
     except ChronikError as error:
         for line in str(error).splitlines():
             print(f"chronik: {line}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `chronik wal dump … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return 0
     except OSError as error:
-        if error.filename is None:  # not of a path that someone gave: a bug, which needs its traceback
-            raise
-        print(f"chronik: {error.filename}: {error.strerror}. {_what_to_do(error)}", file=sys.stderr)
+        if error.filename is None and error.errno not in NO_ROOM:
+            raise  # not of a path that someone gave: a bug, which needs its traceback
+        where = error.filename or "where the output goes"
+        print(f"chronik: {where}: {error.strerror}. {_what_to_do(error)}", file=sys.stderr)
+        if error.filename is None:
+            _give_up_output()
         return 2
     except KeyboardInterrupt:
         return 130
 
 
+def _give_up_output() -> None:
+    """What is still buffered would fail again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _what_to_do(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return "Run this as the user that runs the node, or as one who may use that path."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+    if error.errno in NO_ROOM:
         return "Make room there, or name another place."
     return "Is the path right?"
 

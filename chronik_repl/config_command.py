@@ -17,7 +17,6 @@ EXAMPLES = """examples:
   chronik config /etc/chronik/leader.env      the same of a file: exit code 0 if it is right, 2 if not
   chronik config follower.env --as follower --json
   chronik config --markdown                   the table of docs/configuration.md"""
-WIDE = 140  # columns of a terminal that has room for the meanings too
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 
 
@@ -33,7 +32,7 @@ def register(subcommands: Any) -> None:
     parser.add_argument(
         "--as", dest="program", choices=("leader", "follower"), default="leader", help="for which program (leader)"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="the variables, and what is wrong, as one object")
     parser.add_argument("--markdown", action="store_true", help="only the table of names, defaults and meanings")
     parser.set_defaults(run=_run)
 
@@ -74,17 +73,17 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _show(rows: list[dict[str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    """With the meanings where there is room for them."""
+    from rich.text import Text
 
-    console = Console()
-    columns = ("name", "value", "from") + (("meaning",) if console.width >= WIDE else ())
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in columns:
-        table.add_column(name, overflow="fold", no_wrap=name == "name")
-    for row in rows:
-        table.add_row(*(row[name] for name in columns), style="" if row["from"] != "default" else "dim")
-    console.print(table)
+    from chronik_repl.columns import fits, table, terminal
+
+    console = terminal()
+    names: tuple[str, ...] = ("name", "value", "from", "meaning")
+    grid = [[Text(row[name], "dim" if row["from"] == "default" else "") for name in names] for row in rows]
+    if not fits(names, grid, console.width):
+        names, grid = names[:3], [row[:3] for row in grid]
+    console.print(table(names, grid, console.width))
 
 
 def markdown() -> str:
@@ -110,7 +109,9 @@ def read_file(path: Path) -> dict[str, str]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}. Give a file like those in config/.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not text in UTF-8 (byte {error.start}).") from error
+        raise ConfigError(
+            f"{path}: not text in UTF-8 (byte {error.start}). Give a file like those in config/."
+        ) from error
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()

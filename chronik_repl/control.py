@@ -3,7 +3,8 @@
 One JSON object a line each way: {"command": "promote", "accept_loss": false} → {"ok": true, …} or {"ok": false,
 "error": "…"}. Whoever may open the socket owns the data directory anyway; HTTP, which others can reach, is read-only.
 
-Commands: status · promote (accept_loss) · members (list) · members-add (address) · members-remove (node_id).
+Commands: status · topics · groups · promote (accept_loss) · members · members-add (address) · members-remove (node_id
+or address).
 A long command (a promotion drains the old leader first) writes {"progress": "…"} lines before its answer.
 """
 
@@ -25,6 +26,7 @@ FILE = "control.sock"
 LINE_BYTES_MAX = 64 * 1024
 CONNECTIONS_MAX = 16
 REQUEST_TIMEOUT_S = 10.0
+TIMEOUT_S = 120.0  # of a command that waits for other nodes
 
 Say = Callable[[str], None]
 Handler = Callable[[dict[str, Any], Say], Awaitable[dict[str, Any]]]
@@ -103,7 +105,7 @@ async def _answer(stream: trio.SocketStream, handler: Handler, request: dict[str
 
 
 def call(
-    data_dir: Path, command: dict[str, Any], *, timeout_s: float = 120.0, say: Say | None = None
+    data_dir: Path, command: dict[str, Any], *, timeout_s: float = TIMEOUT_S, say: Say | None = None
 ) -> dict[str, Any]:
     """Ask the node that runs in this directory. Raises Refused with what the node, or its absence, says."""
     try:

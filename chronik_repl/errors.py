@@ -95,13 +95,6 @@ class Refused(ChronikError):
     """An operator's command that cannot be carried out now; the message says what is missing."""
 
 
-def cannot_listen(variable: str, address: str, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{variable}={address}: cannot listen there: {error.strerror or error}. Choose another port or host, or end "
-        "the program that has it."
-    )
-
-
 def first_of(group: BaseExceptionGroup[ErrorType]) -> ErrorType:
     """One error of a group, however deep it lies: where several say the same, one is enough to say."""
     error: ErrorType | BaseExceptionGroup[ErrorType] = group

@@ -425,15 +425,17 @@ class Leadership:
                     "the address"
                 )
 
-    async def remove_member(self, node_id: int) -> None:
-        """Returns once it is committed."""
+    async def remove_member(self, which: int | str) -> None:
+        """By its node id, or by its replication address. Returns once it is committed."""
         log = self._log
         while True:
             changes = log.state.membership
             now = changes[-1][1]
-            found = next((m for m in now.members if m.node_id == node_id), None)
+            found = next((m for m in now.members if which and which in (m.node_id, m.replication_address)), None)
             if found is None:
-                raise Refused(f"node {node_id} is not a member; members are {_names(now)}")
+                who = which if isinstance(which, str) else f"node {which}"
+                raise Refused(f"{who} is not a member; members are {_names(now)}")
+            node_id = found.node_id
             if node_id == self._local.me.node_id:
                 raise Refused(f"node {node_id} leads: promote another node first")
             if epochs.may_change_members(changes, log.committed.value, self._start_end):
@@ -484,4 +486,4 @@ class Leadership:
 
 
 def _names(change: MembersChanged) -> str:
-    return ", ".join(str(m.node_id) for m in change.members)
+    return ", ".join(f"node {m.node_id} {m.replication_address}".rstrip() for m in change.members)

@@ -34,9 +34,11 @@ from chronik_repl.replication.messages import Handshake
 from chronik_repl.replication.network import Network
 from chronik_repl.replication.receiver import Receiver
 from chronik_repl.replication.session import Connection
+from chronik_repl.replication.silence import nobody_leads, tell_silence
 from chronik_repl.standing import LogStatus, Peer, Role, Status, peer_of
 from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.log import Log, LogSettings
+from chronik_repl.words import count_of
 
 STAND_DELAY_S = 0.2
 STAND_DELAY_MAX_S = 3.0
@@ -218,7 +220,6 @@ class Node:
         log, leadership = self.log, self._leadership
         changes = log.state.membership
         k = changes[-1][1].sync_replicas if changes else 0
-        followers = "follower" if k == 1 else "followers"
         return Status(
             node_id=self.node_id,
             cluster_id=self.cluster_id,
@@ -229,7 +230,9 @@ class Node:
             leader=self.leader,
             mode="sync" if k else "async",
             sync_replicas=k,
-            acks_all_means=f"durable on the leader and {k} {followers}" if k else "durable on the leader alone",
+            acks_all_means=f"durable on the leader and {count_of(k, 'follower')}"
+            if k
+            else "durable on the leader alone",
             ready=self.ready,
             uptime_s=trio.current_time() - self._began,
             log=log_status(log, self._disk.free_bytes()),
@@ -238,12 +241,18 @@ class Node:
             events=tuple(self._local.events),
             diverged="" if self.serving else self._receiver.diverged,
             enough_replicas=leadership is None or self.enough_replicas,
+            no_leader=self._no_leader(),
         )
 
     def _live(self) -> LiveLeader | None:
         if self._leadership is not None and self._leadership.begun and not self._leadership.deposed:
             return LiveLeader(self._local.member, self._leadership.epoch)
         return self._receiver.live()
+
+    def _no_leader(self) -> str:
+        if self._stopping or self._leadership is not None or self._live() is not None:
+            return ""
+        return self._waits_for if self._wants_to_lead else nobody_leads(self._local, self._receiver.last_heard())
 
     # ── its life ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -271,6 +280,9 @@ class Node:
             self._wants_to_lead = self._leads_by_the_log()
             task_status.started(self)
             nursery.start_soon(self._roles)
+            nursery.start_soon(
+                tell_silence, local, self._receiver, lambda: "" if self._wants_to_lead else self._no_leader()
+            )
             await self._stopped.wait()
             nursery.cancel_scope.cancel()
         await self.log.close()
@@ -334,14 +346,13 @@ class Node:
             deposed = first_of(group)
             again = isinstance(deposed, Deposed) and deposed.again
             self._leadership = None
+            self._receiver.led_until_now()
             if not again:
                 await self._after_deposition(deposed)
 
     def _ready_line(self) -> str:
         status = self.status()
-        count = len(status.members)
-        members = "1 member" if count == 1 else f"{count} members"
-        return f"leading with {members}; acks=all means {status.acks_all_means}"
+        return f"leading with {count_of(len(status.members), 'member')}; acks=all means {status.acks_all_means}"
 
     async def _after_deposition(self, deposed: ChronikError) -> None:
         if self._local.listening:
@@ -446,9 +457,10 @@ class Node:
                 await self._as_leader().add_member(str(request.get("address", "")))
                 return {"members": [_plain(peer) for peer in self.peers]}
             case "members-remove":
-                if not isinstance(node_id := request.get("node_id"), int):
-                    raise Refused("which node? `node_id` is a number")
-                await self._as_leader().remove_member(node_id)
+                which = request.get("node_id", request.get("address"))
+                if not isinstance(which, int | str):
+                    raise Refused("which node? Its `node_id`, a number, or its `address`")
+                await self._as_leader().remove_member(which)
                 return {"members": [_plain(peer) for peer in self.peers]}
             case other:
                 raise Refused(f"{other!r} is no command of this version")

@@ -9,13 +9,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
 
 from chronik_repl.errors import ConfigError, Refused
+from chronik_repl.values import Seconds
 
+NODE_ID = re.compile("[0-9]{1,10}")
+WEB_ADDRESS = re.compile(r"https?://[^\s/]+/?")
+NODES_HTTP = (
+    "Give the address of CHRONIK_HTTP_BIND_ADDR with --http (https://… where it has a certificate), or the node's "
+    "directory with --data-dir."
+)
+KEYS = {"status": {"ready", "log", "role"}, "topics": {"topics"}, "groups": {"groups"}}  # of what a node answers
 HTTP_DEFAULT = "127.0.0.1:9644"
 HTTP_TIMEOUT_S = 10.0
 WAIT_STEP_S = 0.1
@@ -38,7 +47,7 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
     _where(status)
     status.add_argument("--watch", action="store_true", help="go on showing it, every second")
     status.add_argument(
-        "--wait", type=float, default=0, metavar="SECONDS", help="wait until it is ready, at most so long"
+        "--wait", type=_seconds, default=0, metavar="SECONDS", help="wait until it is ready, at most so long"
     )
     status.add_argument("--json", action="store_true", help="print what /status says")
 
@@ -51,7 +60,7 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
     )
     _where(topics)
     topics.add_argument("topic", nargs="*", help="only these")
-    topics.add_argument("--json", action="store_true")
+    topics.add_argument("--json", action="store_true", help="print what /topics says")
 
     groups = _command(
         subcommands,
@@ -62,7 +71,7 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
     )
     _where(groups)
     groups.add_argument("group", nargs="*", help="only these")
-    groups.add_argument("--json", action="store_true")
+    groups.add_argument("--json", action="store_true", help="print what /groups says")
 
     members = _command(
         subcommands,
@@ -70,14 +79,16 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
         _members,
         "list, add or remove members",
         """examples:
-  chronik members                        who counts
-  chronik members add node4:9291         ask a follower in (on the leader)
-  chronik members remove 3               node 3 counts no more, and is shipped nothing (on the leader)""",
+  chronik members --data-dir /var/lib/chronik       who counts
+  export CHRONIK_DATA_DIR=/var/lib/chronik          now without --data-dir
+  chronik members add node4:9291                    ask a follower in (on the leader)
+  chronik members remove 3                          node 3 counts no more, and is shipped nothing (on the leader)
+  chronik members remove node4:9291                 the same, by its replication address""",
     )
     members.add_argument("action", nargs="?", choices=("list", "add", "remove"), default="list")
-    members.add_argument("which", nargs="?", help="add: its replication host:port; remove: its node id")
+    members.add_argument("which", nargs="?", help="add: its replication host:port; remove: that, or its node id")
     _data_dir(members)
-    members.add_argument("--json", action="store_true")
+    members.add_argument("--json", action="store_true", help="the members as one object")
 
     promote = _command(
         subcommands,
@@ -86,7 +97,7 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
         "make the node on this machine the leader",
         """examples:
   chronik promote --data-dir /var/lib/chronik
-  chronik promote --accept-loss          when the others are gone for good
+  chronik promote --data-dir /var/lib/chronik --accept-loss          when the others are gone for good
 
 While the old leader lives it is drained first, and nothing is lost. Where too few members answer it refuses and says
 what is missing. --accept-loss is your own decision, is written into the log, and removes the members that did not
@@ -94,7 +105,7 @@ answer: what only they held is lost.""",
     )
     _data_dir(promote)
     promote.add_argument("--accept-loss", action="store_true", help="lead even if acked records may be lost")
-    promote.add_argument("--json", action="store_true")
+    promote.add_argument("--json", action="store_true", help="the new epoch as one object")
 
     backup = _command(
         subcommands,
@@ -109,7 +120,7 @@ The copy has an identity of its own and starts as a node.""",
     )
     backup.add_argument("source", type=Path, metavar="SRC", help="a node's data directory")
     backup.add_argument("target", type=Path, metavar="DST", help="a directory that is not there yet, or empty")
-    backup.add_argument("--json", action="store_true")
+    backup.add_argument("--json", action="store_true", help="what was copied as one object")
 
     certs = _command(
         subcommands,
@@ -123,7 +134,7 @@ The copy has an identity of its own and starts as a node.""",
 Give each node its own node-N.pem and node-N.key and everyone ca.pem. ca.key stays with you.""",
     )
     certs.add_argument("folder", type=Path, metavar="DIR", help="where they go; a CA that is there is used")
-    certs.add_argument("nodes", nargs="+", type=int, metavar="NODE_ID")
+    certs.add_argument("nodes", nargs="+", type=_node_id, metavar="NODE_ID")
     certs.add_argument("--host", action="append", default=[], help="a name or address in the certificates; may repeat")
     certs.add_argument("--days", type=int, default=825, help="how long they are good (825)")
 
@@ -141,13 +152,26 @@ def _command(subcommands: Any, name: str, run: Any, about: str, epilog: str) -> 
 
 
 def _data_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="the node's data directory (CHRONIK_DATA_DIR)")
+    parser.add_argument("--data-dir", metavar="DIR", help="the node's data directory (CHRONIK_DATA_DIR)")
 
 
 def _where(parser: argparse.ArgumentParser) -> None:
     _data_dir(parser)
     parser.add_argument("--http", metavar="HOST:PORT", help=f"ask this node over HTTP, or https://… ({HTTP_DEFAULT})")
     parser.add_argument("--ca", metavar="FILE", help="with https: trust certificates of this CA (PEM)")
+
+
+def _node_id(text: str) -> int:
+    if not NODE_ID.fullmatch(text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a node's number is expected, from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return Seconds("", most=86400).read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: allowed is {error}") from None
 
 
 # ---- asking
@@ -172,23 +196,46 @@ def _ask(arguments: argparse.Namespace, what: str) -> dict[str, Any]:
 
 
 def _get(address: str, what: str, ca: str | None) -> dict[str, Any]:
+    import http.client
     import ssl
     import urllib.error
     import urllib.request
 
     base = address if "://" in address else f"http://{address}"
     url = f"{base.rstrip('/')}/{what}"
+    if not WEB_ADDRESS.fullmatch(base):
+        raise ConfigError(f"--http {address}: host:port is expected, or http://host:port, or https://host:port")
+    if ca is not None and not url.startswith("https:"):
+        raise ConfigError(f"--ca goes with https: give --http https://{address.rpartition('://')[2]}")
     try:
         trust = ssl.create_default_context(cafile=ca) if url.startswith("https:") else None
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S, context=trust) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise Refused(
-            f"{url} does not answer ({reason}). Is the node running? Give its HTTP address with --http, or its "
-            f"directory with --data-dir."
+    except OSError as error:
+        raise ConfigError(
+            f"--ca {ca}: {error.strerror}. Give a file with certificates in PEM, such as ca.pem"
         ) from error
+    try:
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S, context=trust) as answer:
+            found = json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise Refused(f"{url} answers {error.code}: that is no node's HTTP address. {NODES_HTTP}") from error
+    except (http.client.HTTPException, ConnectionResetError, ValueError) as error:
+        raise Refused(f"what listens at {url} does not speak HTTP as a node does. {NODES_HTTP}") from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise Refused(
+                f"{url}: its certificate is not trusted ({reason.verify_message}). Give its CA with --ca FILE"
+            ) from error
+        if isinstance(reason, ssl.SSLError):
+            raise Refused(f"{url} does not speak TLS. Without it: --http {address.rpartition('://')[2]}") from error
+        why = getattr(reason, "strerror", None) or reason
+        raise Refused(
+            f"{url} does not answer ({why}). Is the node running? Give its HTTP address with --http, or its directory "
+            "with --data-dir."
+        ) from error
+    if not isinstance(found, dict) or not KEYS[what] <= found.keys():
+        raise Refused(f"{url} is answered, but not by a node. {NODES_HTTP}")
+    return found
 
 
 # ---- the commands
@@ -255,11 +302,16 @@ def _members(arguments: argparse.Namespace) -> int:
             raise ConfigError("whom? As in: chronik members add node4:9291")
         command = {"command": "members-add", "address": arguments.which}
     elif arguments.action == "remove":
-        if not (arguments.which or "").isdigit():
-            raise ConfigError("whom? Give a node id, as in: chronik members remove 3")
-        command = {"command": "members-remove", "node_id": int(arguments.which)}
-    answer = control.call(_directory(arguments), command, say=_progress(arguments))
-    return _answered(arguments, answer)
+        if not arguments.which:
+            raise ConfigError("whom? Give a node id or its address, as in: chronik members remove 3")
+        which = (
+            {"node_id": int(arguments.which)} if NODE_ID.fullmatch(arguments.which) else {"address": arguments.which}
+        )
+        command = {"command": "members-remove", **which}
+    elif arguments.which:
+        raise ConfigError(f"`members list` lists all of them: leave {arguments.which} out")
+    timeout_s = HTTP_TIMEOUT_S if command == {"command": "members"} else control.TIMEOUT_S
+    return _answered(arguments, control.call(_directory(arguments), command, timeout_s=timeout_s))
 
 
 def _promote(arguments: argparse.Namespace) -> int:

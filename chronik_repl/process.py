@@ -14,6 +14,7 @@ restart it:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import logging
@@ -40,11 +41,15 @@ from chronik_repl.errors import (
     FormatTooNew,
 )
 from chronik_repl.http.server import serve as serve_http
+from chronik_repl.http.server import server_context
 from chronik_repl.kafka.server import serve as serve_kafka
+from chronik_repl.kafka.tls import client_context
+from chronik_repl.kafka.users import read as read_users
+from chronik_repl.listening import listen
 from chronik_repl.node import Door, Node, run_node
 from chronik_repl.notify import notify
 from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
-from chronik_repl.wal.disk import RealDisk
+from chronik_repl.wal.disk import RealDisk, refuse_in_use
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
     DiskFailed: 4,
@@ -55,6 +60,11 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
     CannotLead: 5,
 }
 
+HELP = """examples:
+  CHRONIK_NODE_ID=1 CHRONIK_DATA_DIR=data/one chronik-{program}
+  chronik config config/{program}.env --as {program}      checks a file of variables, before a start
+
+exit codes: 0 stopped as asked, 1 a bug, 2 configuration, 3 data directory, 4 disk, 5 cannot lead"""
 # The collector of cyclic garbage looks when so many objects more were made than freed, and at older ones so seldom.
 GC_THRESHOLDS = (10_000, 20, 50)
 # glibc's malloc: freed memory of so many bytes is kept, and blocks up to that size come from there (malloc.h: mallopt).
@@ -78,8 +88,9 @@ def main(program: Program, arguments: Sequence[str], environ: Mapping[str, str] 
     parser = argparse.ArgumentParser(
         prog=f"chronik-{program}",
         description=f"A node of a chronik-repl cluster, started as a {program}. It is configured by environment "
-        "variables: `chronik config` shows every one, its value and its meaning.",
-        epilog="Exit codes: 0 stopped as asked, 1 a bug, 2 configuration, 3 data directory, 4 disk, 5 cannot lead.",
+        "variables:\n`chronik config` shows every one, its value and its meaning.",
+        epilog=HELP.format(program=program),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"chronik-repl {__version__}")
     parser.parse_args(arguments)
@@ -89,7 +100,8 @@ def main(program: Program, arguments: Sequence[str], environ: Mapping[str, str] 
         _keep_memory()
         trio.run(run, _with_files_for(settings), program)
     except ConfigError as error:
-        print(f"chronik-{program}: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"chronik-{program}: {line}", file=sys.stderr)
         return 2
     except ChronikError as error:
         return _report(error)
@@ -109,6 +121,8 @@ async def run(settings: Settings, program: Program) -> None:
             str(settings.replication_tls_cert), str(settings.replication_tls_key), str(settings.replication_tls_ca)
         )
     doors: dict[str, Door] = {"kafka": serve_kafka, "http": serve_http}
+    refuse_in_use(settings.data_dir)
+    await _try_doors(settings)
     try:
         disk = RealDisk(settings.data_dir)
     except OSError as error:
@@ -129,6 +143,22 @@ async def run(settings: Settings, program: Program) -> None:
             async for _ in signals:
                 notify("STOPPING=1")
                 nursery.start_soon(node.stop)
+
+
+async def _try_doors(settings: Settings) -> None:
+    """Before anything is made in the data directory: their ports are free, their files are good. They open later, after
+    recovery: until then whoever dials is refused at once, instead of waiting."""
+    server_context(settings)
+    client_context(settings)
+    if settings.kafka_users_file is not None:
+        read_users(settings.kafka_users_file)
+    wanted = {"CHRONIK_KAFKA_BIND_ADDR": settings.kafka_bind_addr, "CHRONIK_HTTP_BIND_ADDR": settings.http_bind_addr}
+    if settings.wal_receiver_enabled:
+        wanted["CHRONIK_WAL_RECEIVER_BIND_ADDR"] = settings.wal_receiver_bind_addr
+    with contextlib.ExitStack() as stack:
+        for variable, address in wanted.items():
+            for listener in await listen(variable, address):
+                stack.callback(listener.close)
 
 
 def _keep_memory() -> None:

@@ -111,6 +111,7 @@ class Status(msgspec.Struct, frozen=True):
     events: tuple[Event, ...] = ()
     diverged: str = ""  # on a follower: why it serves no reads
     enough_replicas: bool = True  # on the leader: acks=all is not refused for want of followers
+    no_leader: str = ""  # where nobody leads, as far as this node hears: who led last, and what to do
 
 
 class House(Protocol):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
+from chronik_repl.columns import Cell, pairs, table, terminal
 from chronik_repl.errors import Refused
 from chronik_repl.words import count_of, size_of
 
@@ -26,11 +25,12 @@ STATE_STYLES = {
 }
 EVENT_STYLES = {"info": "", "warning": "yellow", "error": "red"}
 EVENTS_SHOWN = 6
-NUMBERS = {"records", "partition", "first", "high watermark", "next", "committed", "lag "}
+NUMBERS = frozenset({"records", "partition", "first", "high watermark", "next", "committed", "lag"})
 
 
 def show_status(status: dict[str, Any]) -> None:
-    Console().print(status_table(status))
+    console = terminal()
+    console.print(status_table(status, console.width))
 
 
 def watch(ask: Callable[[], dict[str, Any]], *, as_json: bool) -> int:
@@ -40,13 +40,14 @@ def watch(ask: Callable[[], dict[str, Any]], *, as_json: bool) -> int:
             print(json.dumps(ask()), flush=True)
             time.sleep(WATCH_INTERVAL_S)
     before: tuple[float, dict[str, Any]] | None = None
-    with Live(console=Console(), screen=sys.stdout.isatty(), auto_refresh=False) as live:
+    console = terminal()
+    with Live(console=console, screen=sys.stdout.isatty(), auto_refresh=False) as live:
         while True:
             try:
                 status = ask()
                 rate = _rate(before, status)
                 before = time.monotonic(), status
-                live.update(status_table(status, rate), refresh=True)
+                live.update(status_table(status, console.width, rate), refresh=True)
             except Refused as error:
                 live.update(Text(str(error), style="red"), refresh=True)
             time.sleep(WATCH_INTERVAL_S)
@@ -63,117 +64,135 @@ def _rate(before: tuple[float, dict[str, Any]] | None, status: dict[str, Any]) -
     return f"{records:,.0f} records/s, {size_of(size)}/s"
 
 
-def status_table(status: dict[str, Any], rate: str = "") -> RenderableType:
+def status_table(status: dict[str, Any], width: int, rate: str = "") -> Text:
     log, leader = status["log"], status["leader"]
-    head = Table.grid(padding=(0, 2))
     ready = Text("ready", "green") if status["ready"] else Text("not ready", "red")
-    head.add_row("node", Text.assemble(f"{status['node_id']}  {status['role']} in epoch {status['epoch']}  ", ready))
-    head.add_row("cluster", f"{status['cluster_id'] or '—'}  (chronik-repl {status['version']})")
-    if leader and leader["node_id"] != status["node_id"]:
-        head.add_row(
-            "leader", f"node {leader['node_id']} at {leader['kafka_address'] or leader['replication_address']}"
-        )
-    head.add_row("acks=all", status["acks_all_means"])
     behind = log["end"] - log["high_watermark"]
-    head.add_row(
-        "log", f"{log['start']:,} … {log['end']:,}, high watermark {log['high_watermark']:,} ({behind:,} behind)"
-    )
-    head.add_row(
-        "",
-        f"{size_of(log['bytes_on_disk'])} in {count_of(log['segments'], 'segment')}, "
-        f"{count_of(log['topics'], 'topic')}; "
-        f"{size_of(log['free_bytes'])} free",
-    )
+    head: list[tuple[str, Cell]] = [
+        ("node", Text.assemble(f"{status['node_id']}  {status['role']} in epoch {status['epoch']}  ", ready)),
+        ("cluster", f"{status['cluster_id'] or '—'}  (chronik-repl {status['version']})"),
+    ]
+    if status["no_leader"]:
+        head.append(("leader", Text(status["no_leader"], "red")))
+    elif leader and leader["node_id"] != status["node_id"]:
+        head.append(
+            ("leader", f"node {leader['node_id']} at {leader['kafka_address'] or leader['replication_address']}")
+        )
+    head += [
+        ("acks=all", status["acks_all_means"]),
+        ("log", f"{log['start']:,} … {log['end']:,}, high watermark {log['high_watermark']:,} ({behind:,} behind)"),
+        (
+            "",
+            f"{size_of(log['bytes_on_disk'])} in {count_of(log['segments'], 'segment')}, "
+            f"{count_of(log['topics'], 'topic')}; {size_of(log['free_bytes'])} free",
+        ),
+    ]
     if rate:
-        head.add_row("now", rate)
+        head.append(("now", rate))
     if status["diverged"]:
-        head.add_row("[red]diverged", Text(status["diverged"], "red"))
-    for finding in log["damage"]:
-        head.add_row("[red]damage", Text(finding, "red"))
-    parts: list[RenderableType] = [head]
+        head.append(("diverged", Text(status["diverged"], "red")))
+    head += [("damage", Text(finding, "red")) for finding in log["damage"]]
+    parts = [pairs(head, width)]
     if status["followers"]:
-        parts += ["", _followers(status["followers"])]
+        parts += [_followers(status["followers"], width), *_troubles(status["followers"], width)]
     elif status["members"]:
-        parts += ["", members_table(status["members"])]
+        parts.append(members_table(status["members"], width))
     if status["events"]:
-        parts += ["", _events(status["events"])]
-    return Group(*parts)
+        parts.append(_events(status["events"], width))
+    return Text("\n\n").join(parts)
 
 
-def _followers(followers: list[dict[str, Any]]) -> Table:
-    table = _table("follower", "state", "lag", "ring", "parity", "")
+def _followers(followers: list[dict[str, Any]], width: int) -> Text:
+    rows: list[tuple[Cell, ...]] = []
     for one in followers:
         differs = one["parity_mismatches"] or one["state"] == "diverged"
-        lag = f"{size_of(one['lag_positions'])}, {one['lag_records']:,} records, {one['lag_seconds']:.1f} s"
-        drops = f", {one['ring_drops']} overflows" if one["ring_drops"] else ""
-        table.add_row(
-            f"{one['node_id'] or '?'} at {one['address']}" + ("" if one["member"] else ", no member"),
-            Text(one["state"], STATE_STYLES[one["state"]]),
-            lag if one["lag_positions"] else "none",
-            f"{one['ring_frames']:,} frames{drops}",
-            Text("DIFFERENT", "red") if differs else Text(f"same to {one['parity_position']:,}", "green"),
-            one["detail"],
+        lag = f"{size_of(one['lag_positions'])}, {count_of(one['lag_records'], 'record')}, {one['lag_seconds']:.1f} s"
+        drops = f", {count_of(one['ring_drops'], 'overflow')}" if one["ring_drops"] else ""
+        rows.append(
+            (
+                _name(one) + ("" if one["member"] else ", no member"),
+                Text(one["state"], STATE_STYLES[one["state"]]),
+                lag if one["lag_positions"] else "none",
+                f"{count_of(one['ring_frames'], 'frame')}{drops}",
+                Text("DIFFERENT", "red") if differs else Text(f"same to {one['parity_position']:,}", "green"),
+            )
         )
-    return table
+    return table(("follower", "state", "lag", "ring", "parity"), rows, width)
 
 
-def members_table(members: list[dict[str, Any]]) -> Table:
-    table = _table("member", "replication", "kafka", "http", "rack", "")
-    for one in members:
-        live = Text("live", "green") if one["live"] else Text("silent", "yellow")
-        table.add_row(
+def _troubles(followers: list[dict[str, Any]], width: int) -> list[Text]:
+    """What a follower's state alone does not say."""
+    found = [(_name(one), one["detail"]) for one in followers if one["detail"]]
+    return [pairs(found, width)] if found else []
+
+
+def _name(follower: dict[str, Any]) -> str:
+    return f"{follower['node_id'] or '?'} at {follower['address']}"
+
+
+def members_table(members: list[dict[str, Any]], width: int) -> Text:
+    rows = [
+        (
             str(one["node_id"]),
+            Text("live", "green") if one["live"] else Text("silent", "yellow"),
             one["replication_address"],
             one["kafka_address"],
             one["http_address"],
             one["rack"],
-            live,
         )
-    return table
+        for one in members
+    ]
+    return table(("member", "state", "replication", "kafka", "http", "rack"), rows, width)
 
 
-def _events(events: list[dict[str, Any]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    for event in events[-EVENTS_SHOWN:]:
-        clock = time.strftime("%H:%M:%S", time.localtime(event["time_ms"] / 1000))
-        grid.add_row(Text(clock, "dim"), Text(event["text"], EVENT_STYLES[event["level"]]))
-    return grid
+def _events(events: list[dict[str, Any]], width: int) -> Text:
+    return pairs(
+        (
+            (
+                time.strftime("%H:%M:%S", time.localtime(event["time_ms"] / 1000)),
+                Text(event["text"], EVENT_STYLES[event["level"]]),
+            )
+            for event in events[-EVENTS_SHOWN:]
+        ),
+        width,
+    )
 
 
 def show_members(members: list[dict[str, Any]]) -> None:
-    Console().print(members_table(members))
+    console = terminal()
+    console.print(members_table(members, console.width))
 
 
 def show_topics(topics: list[dict[str, Any]]) -> None:
-    table = _table("topic", "partition", "first", "high watermark", "next", "records")
-    for topic in topics:
-        for one in topic["partitions"]:
-            table.add_row(
-                topic["topic"],
-                str(one["partition"]),
-                f"{one['start']:,}",
-                f"{one['high_watermark']:,}",
-                f"{one['end']:,}",
-                f"{one['end'] - one['start']:,}",
-            )
-    Console().print(table if topics else "no topics yet")
+    rows = [
+        (
+            topic["topic"],
+            str(one["partition"]),
+            f"{one['start']:,}",
+            f"{one['high_watermark']:,}",
+            f"{one['end']:,}",
+            f"{one['end'] - one['start']:,}",
+        )
+        for topic in topics
+        for one in topic["partitions"]
+    ]
+    _show(("topic", "partition", "first", "high watermark", "next", "records"), rows, "no topics yet")
 
 
 def show_groups(groups: list[dict[str, Any]]) -> None:
-    table = _table("group", "state", "generation", "members", "topic", "partition", "committed", "lag ")
+    rows = []
     for group in groups:
-        about = (group["group"], group["state"], str(group["generation"]), str(len(group["members"])))
+        about = (group["state"], str(group["generation"]), str(len(group["members"])))
         for one in group["offsets"] or [None]:
             rest = ("—", "", "", "")
             if one is not None:
                 lag = "gone" if one["lag"] is None else f"{one['lag']:,}"
                 rest = (one["topic"], str(one["partition"]), f"{one['committed']:,}", lag)
-            table.add_row(*about, *rest)
-    Console().print(table if groups else "no groups yet")
+            rows.append((group["group"], *about, *rest))
+    names = ("group", "state", "generation", "members", "topic", "partition", "committed", "lag")
+    _show(names, rows, "no groups yet")
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in columns:
-        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
-    return table
+def _show(names: tuple[str, ...], rows: Sequence[tuple[str, ...]], nothing: str) -> None:
+    console = terminal()
+    console.print(table(names, rows, console.width, numbers=NUMBERS) if rows else nothing)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def count_of(number: int, what: str) -> str:
-    """1 topic, 2 topics."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def count_of(number: int, what: str, several: str = "") -> str:
+    """1 topic, 2 topics. `several`: where that is not by an s alone."""
+    return f"{number:,} {what if number == 1 else several or what + 's'}"
 
 
 def size_of(count: float) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from chronik_repl.cli import main
+from chronik_repl.cli import build_parser, main
 from chronik_repl.demo.cluster import Cluster, Node
 from chronik_repl.demo.shop import Shop
 
@@ -88,7 +91,14 @@ def test_members(cluster: Cluster) -> None:
     listed = chronik_json("members", "--data-dir", cluster.leader.data_dir)["members"]
     assert sorted(member["node_id"] for member in listed) == [1, 2]
     assert "127.0.0.1" in chronik("members", "--data-dir", cluster.leader.data_dir)
-    assert "whom?" in chronik("members", "remove", "--data-dir", cluster.leader.data_dir, code=2)
+    where = ("--data-dir", cluster.leader.data_dir)
+    assert "whom?" in chronik("members", "remove", *where, code=2)
+    assert "leave 3 out" in chronik("members", "list", "3", *where, code=2)
+    all_of_them = f"members are node 1 {cluster.leader.replication}, node 2 {cluster.followers[0].replication}"
+    for nobody in ("127.0.0.1:1", "3", "9" * 30, "²"):
+        assert all_of_them in chronik("members", "remove", nobody, *where, code=2)
+    for known in ("2", cluster.followers[0].replication):
+        assert "without node 2 only 0 are left" in chronik("members", "remove", known, *where, code=2)
 
 
 @pytest.mark.parametrize("command", ["status", "topics", "groups"])
@@ -102,16 +112,30 @@ MISTAKES = [
     (("certs", "/proc/nowhere", "1"), "/proc/nowhere: No such file or directory. Is the path right?"),
     (("users", "add", "alice", "--file", "users"), "give it with --password-stdin"),
     (("users", "list", "--file", "/nowhere/users"), "`chronik users add NAME"),
+    (("users", "list", "--file", "/"), "Give a file that this user can read"),
+    (("users", "add", "alice", "--file", "nowhere/users"), "nowhere is not a directory: make it first"),
+    (("certs", "certs", "1", "--days", "0"), "--days 0: from 1 to"),
+    (("certs", "certs", "1", "--days", "99999999"), "--days 99999999: from 1 to"),
+    (("certs", "certs", "1", "--host", "node1:9291"), "without a port"),
+    (("certs", "certs", "1", "--host", "exämple"), "a DNS name or an IP address is expected"),
+    (("certs", "/etc/passwd", "1"), "/etc/passwd is not a directory"),
     (("users", "add", "alice"), "Give --file, or set"),
     (("config", "/nowhere.env"), "like those in config/"),
     (("config", "/bin/sh"), "not text"),
     (("wal", "verify", "/nowhere"), "Give a node's data directory"),
+    (("wal", "verify", "/etc/passwd"), "Give a node's data directory"),
     (("wal", "dump", "/etc"), "not a node's data directory"),
+    (("wal", "dump", "/etc", "--from", "9", "--to", "9"), "must be above --from"),
     (("backup", "/nowhere", "copy"), "is no node's directory"),
     (("parity", "one", "two"), "is not NAME=PATH, for example"),
     (("parity", "one=/nowhere"), "give at least two"),
     (("members", "add"), "As in: chronik members add"),
     (("status", "--http", "127.0.0.1:99999"), "Give its HTTP address with --http"),
+    (("status", "--http", "127.0.0.1:9644 x"), "host:port is expected"),
+    (("status", "--http", "ftp://127.0.0.1"), "host:port is expected"),
+    (("status", "--http", "127.0.0.1:1", "--ca", "ca.pem"), "give --http https://127.0.0.1:1"),
+    (("status", "--http", "https://127.0.0.1:1", "--ca", "/nowhere"), "Give a file with certificates"),
+    (("status", "--http", "https://127.0.0.1:1", "--ca", "/dev/null"), "Give a file with certificates"),
 ]
 
 
@@ -131,10 +155,57 @@ def test_a_mistake_is_answered_with_what_to_do(
     assert says in capsys.readouterr().err
 
 
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """It, and all below it."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+@pytest.mark.parametrize("command", list(parsers(build_parser())), ids=lambda parser: str(parser.prog))
+def test_help_has_examples_that_are_commands(command: argparse.ArgumentParser) -> None:
+    said = command.format_help()
+    assert "examples:\n" in said
+    examples = re.findall(r"(?m)(?:^  |\| |&& |\()(chronik [^|)]*?)(?:  .*|\)| \|.*)?$", said.partition("examples:")[2])
+    assert examples
+    for example in examples:
+        build_parser().parse_args(shlex.split(example)[1:])
+
+
 @pytest.mark.parametrize("command", ["members", "promote"])
 def test_what_acts_needs_to_know_where(command: str, tmp_path: Path) -> None:
     assert "CHRONIK_DATA_DIR" in chronik(command, code=2)
     assert "no node runs in" in chronik(command, "--data-dir", tmp_path, code=2)
+
+
+def test_a_port_that_is_not_http_is_told_from_a_silent_one(cluster: Cluster) -> None:
+    for address in (cluster.leader.kafka, cluster.followers[0].replication):
+        assert "does not speak HTTP as a node does. Give the address" in chronik("status", "--http", address, code=2)
+    assert "does not speak TLS" in chronik("status", "--http", f"https://{cluster.leader.http}", code=2)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "soon"])
+def test_a_wait_that_is_no_time_is_refused(seconds: str) -> None:
+    assert "allowed is seconds from 0" in chronik("status", f"--wait={seconds}", code=2)
+
+
+def test_parity_takes_the_leaders_address_as_status_does(cluster: Cluster) -> None:
+    from chronik_repl.spark.parity import ask_leader
+
+    for address in (cluster.leader.http, cluster.leader.page):
+        assert ask_leader(address).role == "leader"
+
+
+def test_a_full_or_closed_output_is_no_bug(cluster: Cluster) -> None:
+    command = [str(PROGRAMS / "chronik"), "topics", "--data-dir", str(cluster.leader.data_dir)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "No space left on device. Make room" in done.stderr
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
 def test_certificates(tmp_path: Path) -> None:
@@ -148,10 +219,16 @@ def test_certificates(tmp_path: Path) -> None:
         "node-2.key",
     }
     assert (tmp_path / "certs" / "node-1.key").stat().st_mode & 0o077 == 0
+    assert "is there already" in chronik("certs", tmp_path / "certs", "3", "1", code=2)
+    assert not (tmp_path / "certs" / "node-3.key").exists(), "nothing was changed"
     (tmp_path / "certs" / "node-1.key").unlink()
     before = sorted((tmp_path / "certs").iterdir())
     assert "is there already" in chronik("certs", tmp_path / "certs", "3", "1", code=2)
     assert sorted((tmp_path / "certs").iterdir()) == before, "all or none"
+    for nobody in ("0", "one", "-1"):
+        assert "a node's number is expected" in chronik("certs", tmp_path / "certs", "--", nobody, code=2)
+    (tmp_path / "certs" / "ca.pem").write_text("no certificate")
+    assert "restore them" in chronik("certs", tmp_path / "certs", "3", code=2)
 
 
 def test_a_backup_starts_as_a_node(cluster: Cluster, tmp_path: Path) -> None:
@@ -182,8 +259,8 @@ def test_the_http_door_behind_tls(tmp_path: Path) -> None:
     try:
         address = f"https://{node.http}"
         assert chronik_json("status", "--http", address, "--ca", tmp_path / "certs" / "ca.pem")["node_id"] == 1
-        assert "does not answer" in chronik("status", "--http", address, code=2), "nobody vouches for that certificate"
-        assert "does not answer" in chronik("status", "--http", node.http, code=2), "not in the clear"
+        assert "Give its CA with --ca" in chronik("status", "--http", address, code=2), "nobody vouches for it"
+        assert "https://… where" in chronik("status", "--http", node.http, code=2), "not in the clear"
     finally:
         node.stop()
 
@@ -212,6 +289,44 @@ def test_a_port_in_use_ends_the_program_with_a_clear_message(variable: str, tmp_
     assert address in said
     assert "already in use" in said
     assert "Traceback" not in said
+    assert not (tmp_path / "data").exists(), "nothing was changed"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("KAFKA_TLS_CERT", "KAFKA_TLS_KEY"), "`chronik certs` makes"),
+        (("HTTP_TLS_CERT", "HTTP_TLS_KEY"), "`chronik certs` makes"),
+        (("KAFKA_USERS_FILE",), "`chronik users add` writes them"),
+    ],
+)
+def test_a_file_that_is_no_good_ends_the_program_before_anything_is_made(
+    names: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    process = start("chronik-leader", tmp_path, **{f"CHRONIK_{name}": "/etc/passwd" for name in names})
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2, said
+    assert says in said
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_address_of_another_machine_is_told_which_are_good(tmp_path: Path) -> None:
+    process = start("chronik-leader", tmp_path, CHRONIK_KAFKA_BIND_ADDR="192.0.2.1:0", CHRONIK_INSECURE="true")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2, said
+    assert "Name an address of this machine" in said
+    assert "Traceback" not in said
+
+
+def test_a_second_start_in_one_directory_names_the_first(cluster: Cluster, tmp_path: Path) -> None:
+    """Not only its ports, which are taken too."""
+    leader = cluster.leader
+    process = start(
+        "chronik-leader", tmp_path, CHRONIK_DATA_DIR=str(leader.data_dir), CHRONIK_HTTP_BIND_ADDR=leader.http
+    )
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3, said
+    assert "is in use by process" in said
 
 
 def test_a_wrong_variable_ends_the_program_with_all_that_is_wrong(tmp_path: Path) -> None:

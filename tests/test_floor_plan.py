@@ -18,12 +18,20 @@ LINES_MAX = 500
 
 # Data flows one way: source → wal → ring → wire → wal → reader → parity. A room may import itself, the ground floor,
 # and these.
-GROUND = {"positions", "errors", "words"}
+GROUND = {"positions", "errors", "words", "columns"}
 ROOMS = {
     "wal": set[str](),
-    "replication": {"wal", "addresses", "identity", "standing", "config"},
-    "kafka": {"wal", "standing", "meters", "config", "values", "addresses"},
-    "http": {"standing", "meters", "tables", "config", "addresses", "wal.values"},  # of the log only how it counts
+    "replication": {"wal", "addresses", "identity", "standing", "config", "listening"},
+    "kafka": {"wal", "standing", "meters", "config", "values", "addresses", "listening"},
+    "http": {
+        "standing",
+        "meters",
+        "tables",
+        "config",
+        "addresses",
+        "listening",
+        "wal.values",
+    },  # of the log only how it counts
     "spark": {"wal.frame", "wal.segment", "wal.records"},  # the layouts, and Kafka's own record format
     "postgres": {"wal", "standing", "meters", "config", "addresses"},
 }

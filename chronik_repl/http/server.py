@@ -26,10 +26,11 @@ import trio
 from chronik_repl import tables
 from chronik_repl.addresses import join_address, split_address
 from chronik_repl.config import Settings
-from chronik_repl.errors import ConfigError, cannot_listen
+from chronik_repl.errors import ConfigError
 from chronik_repl.http import metrics
 from chronik_repl.http.conversation import Answer, Conversations, Limits
 from chronik_repl.http.history import INTERVAL_S, History
+from chronik_repl.listening import for_trio, listen
 from chronik_repl.standing import House
 
 PAGE_POLICY = (
@@ -38,7 +39,6 @@ PAGE_POLICY = (
 )
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache"}
 ANYONE = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-store"}
-BACKLOG = 100
 TIME_DIGITS_MAX = 18
 
 
@@ -50,21 +50,19 @@ async def serve(
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Until cancelled; started with the bound "host:port". Raises ConfigError if it cannot bind."""
-    host, port = split_address(settings.http_bind_addr)
-    tls = _tls(settings)
-    try:
-        listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
-    except OSError as error:
-        raise cannot_listen("CHRONIK_HTTP_BIND_ADDR", settings.http_bind_addr, error) from error
+    tls = server_context(settings)
+    listeners = for_trio(await listen("CHRONIK_HTTP_BIND_ADDR", settings.http_bind_addr))
     history = History()
     conversations = Conversations(Doors(house, history).get, limits or Limits(), house.meters)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_remember, house, history)
         nursery.start_soon(conversations.serve, listeners, tls)
+        host, _ = split_address(settings.http_bind_addr)
         task_status.started(join_address(host, listeners[0].socket.getsockname()[1]))
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
+def server_context(settings: Settings) -> ssl.SSLContext | None:
+    """None: no TLS. Raises ConfigError when a file cannot be used."""
     cert, key = settings.http_tls_cert, settings.http_tls_key
     if cert is None or key is None:
         return None
@@ -74,7 +72,8 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"CHRONIK_HTTP_TLS_CERT={cert}, CHRONIK_HTTP_TLS_KEY={key}: not a certificate and its key in PEM ({error})"
+            f"CHRONIK_HTTP_TLS_CERT={cert}, CHRONIK_HTTP_TLS_KEY={key}: not a certificate and its key in PEM "
+            f"({error}). Name two files such as `chronik certs` makes"
         ) from error
     return context
 

@@ -17,7 +17,7 @@ import trio
 
 from chronik_repl.addresses import join_address, split_address
 from chronik_repl.config import Settings
-from chronik_repl.errors import ProtocolError, cannot_listen
+from chronik_repl.errors import ProtocolError
 from chronik_repl.kafka.api import Apis
 from chronik_repl.kafka.budget import Budget
 from chronik_repl.kafka.connection import Connection, Shared, TooSlow
@@ -25,11 +25,11 @@ from chronik_repl.kafka.context import Client, Door, Limits
 from chronik_repl.kafka.sasl import Logins
 from chronik_repl.kafka.tls import client_context
 from chronik_repl.kafka.wire import PlainWire, TlsWire, Wire
+from chronik_repl.listening import listen
 from chronik_repl.standing import House
 
 logger = structlog.get_logger()
 
-BACKLOG = 512
 OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 OUT_OF_FILES_PAUSE_S = 0.1
 COMPLAINTS_A_SECOND_MAX = 10
@@ -48,7 +48,7 @@ async def serve(
     tls = await trio.to_thread.run_sync(client_context, settings)
     if settings.kafka_users_file is not None:
         door.logins = await Logins.open(settings.kafka_users_file)
-    listeners = await _listen(settings.kafka_bind_addr)
+    listeners = await listen("CHRONIK_KAFKA_BIND_ADDR", settings.kafka_bind_addr)
     with ExitStack() as stack:
         for listener in listeners:
             stack.callback(listener.close)
@@ -67,30 +67,6 @@ async def serve(
             for listener in listeners:
                 nursery.start_soon(server.accept, listener, nursery)
             task_status.started(bound)
-
-
-async def _listen(address: str) -> list[socket.socket]:
-    """A socket for each address that the host's name stands for, all on one port."""
-    host, port = split_address(address)
-    listeners: list[socket.socket] = []
-    try:
-        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, place in found:
-            listener = socket.socket(family, kind, protocol)
-            listeners.append(listener)
-            listener.setblocking(False)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            if port == 0 and len(listeners) > 1:
-                place = (place[0], listeners[0].getsockname()[1], *place[2:])
-            listener.bind(place)
-            listener.listen(BACKLOG)
-    except OSError as error:
-        for listener in listeners:
-            listener.close()
-        raise cannot_listen("CHRONIK_KAFKA_BIND_ADDR", address, error) from error
-    return listeners
 
 
 class Server:

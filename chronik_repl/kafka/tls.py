@@ -23,14 +23,15 @@ def client_context(settings: Settings) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"CHRONIK_KAFKA_TLS_CERT={settings.kafka_tls_cert}, CHRONIK_KAFKA_TLS_KEY={settings.kafka_tls_key}: "
-            f"not a certificate and its key in PEM ({error})"
+            f"not a certificate and its key in PEM ({error}). Name two files such as `chronik certs` makes"
         ) from error
     if settings.kafka_tls_ca is not None:
         try:
             context.load_verify_locations(settings.kafka_tls_ca)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"CHRONIK_KAFKA_TLS_CA={settings.kafka_tls_ca}: not certificates in PEM ({error})"
+                f"CHRONIK_KAFKA_TLS_CA={settings.kafka_tls_ca}: not certificates in PEM ({error}). "
+                "Name the CA's, such as ca.pem of `chronik certs`"
             ) from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -24,6 +24,7 @@ from chronik_repl.positions import Position
 from chronik_repl.wal.changes import TopicMade, TopicRemoved
 from chronik_repl.wal.frame import TOPIC_PATTERN
 from chronik_repl.wal.state import ALL_PARTITIONS_MAX, TopicState
+from chronik_repl.words import count_of
 
 PARTITIONS_A_TOPIC_MAX = 10_000
 TIMEOUT_MS_MAX = 120_000
@@ -82,7 +83,8 @@ def check_topic(door: Door, topic: Any) -> tuple[int, dict[str, str]]:
     if topic.replication_factor != -1 and not 1 <= topic.replication_factor <= members:
         raise Wrong(
             Code.INVALID_REPLICATION_FACTOR,
-            f"replication factor {topic.replication_factor}; the cluster has {members} nodes, each with all partitions",
+            f"replication factor {topic.replication_factor}; the cluster has {count_of(members, 'node')}, each with "
+            "all partitions",
         )
     partitions = door.settings.default_partitions if topic.num_partitions == -1 else topic.num_partitions
     check_partitions(door, partitions, partitions)
@@ -228,7 +230,7 @@ async def create_partitions(context: Context, version: int, request: Any) -> Any
         known = _known(door, topic.name)
         there = len(known.partitions)
         if topic.count <= there:
-            raise Wrong(Code.INVALID_PARTITIONS, f"it has {there} partitions; there can only be more")
+            raise Wrong(Code.INVALID_PARTITIONS, f"it has {count_of(there, 'partition')}; there can only be more")
         if topic.assignments:
             raise Wrong(Code.INVALID_REPLICA_ASSIGNMENT, "every node holds every partition")
         check_partitions(door, topic.count, topic.count - there)

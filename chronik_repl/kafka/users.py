@@ -35,6 +35,11 @@ ITERATIONS_MIN, ITERATIONS_MAX = 4_096, 1_000_000  # less than 4096 is refused b
 SALT_BYTES = 16
 NAME = re.compile(r"[A-Za-z0-9._@+-]{1,128}\Z")
 VERIFIER = re.compile(r"SCRAM-SHA-256\$([0-9]{1,7}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)\Z")
+EXAMPLES = """examples:
+  chronik users add alice --file users            asks for the password
+  echo secret | chronik users add bob --file users --password-stdin
+  chronik users list --file users --json
+  chronik users remove bob --file users"""
 FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -74,9 +79,13 @@ def read(path: Path) -> Users:
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigError(
             f"CHRONIK_KAFKA_USERS_FILE={path}: {error.strerror}. `chronik users add NAME --file {path}` makes the file"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"CHRONIK_KAFKA_USERS_FILE={path}: {error.strerror}. Give a file that this user can read"
         ) from error
     if len(raw) > FILE_BYTES_MAX:
         raise ConfigError(f"CHRONIK_KAFKA_USERS_FILE={path}: larger than {FILE_BYTES_MAX} bytes")
@@ -120,11 +129,17 @@ def write(path: Path, users: Users) -> None:
         for name, v in sorted(users.verifiers.items())
     ]
     aside = path.with_name(path.name + ".new")
-    aside.unlink(missing_ok=True)
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write("\n".join(lines) + "\n")
-    aside.replace(path)
+    try:
+        aside.unlink(missing_ok=True)
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write("\n".join(lines) + "\n")
+        aside.replace(path)
+    except OSError as error:
+        raise Refused(
+            f"{path} cannot be written: {error.strerror}. Name a file in a directory with room that this user may "
+            "write to; nothing was changed"
+        ) from error
 
 
 def _base64(raw: bytes) -> str:
@@ -135,26 +150,27 @@ def _base64(raw: bytes) -> str:
 
 
 def register(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    style = argparse.RawDescriptionHelpFormatter
     parser = subcommands.add_parser(
         "users",
         help="who may use the Kafka door",
         description="Keep the file of users that CHRONIK_KAFKA_USERS_FILE names. A running server sees changes.",
-        epilog="examples:\n"
-        "  chronik users add alice --file users            asks for the password\n"
-        "  echo secret | chronik users add bob --file users --password-stdin\n"
-        "  chronik users list --file users --json\n"
-        "  chronik users remove bob --file users",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EXAMPLES,
+        formatter_class=style,
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    add = actions.add_parser("add", help="add a user, or give one a new password")
+    add = actions.add_parser(
+        "add", help="add a user, or give one a new password", epilog=EXAMPLES, formatter_class=style
+    )
     add.add_argument("name")
     add.add_argument("--password-stdin", action="store_true", help="read the password from the first line of stdin")
     add.set_defaults(run=_add)
-    show = actions.add_parser("list", help="show the users")
-    show.add_argument("--json", action="store_true")
+    show = actions.add_parser("list", help="show the users", epilog=EXAMPLES, formatter_class=style)
+    show.add_argument("--json", action="store_true", help="the names as one object")
     show.set_defaults(run=_list)
-    remove = actions.add_parser("remove", help="remove a user; connections that are open stay open")
+    remove = actions.add_parser(
+        "remove", help="remove a user; connections that are open stay open", epilog=EXAMPLES, formatter_class=style
+    )
     remove.add_argument("name")
     remove.set_defaults(run=_remove)
     for action in (add, show, remove):
@@ -174,10 +190,16 @@ def _file(arguments: argparse.Namespace) -> Path:
 
 def _add(arguments: argparse.Namespace) -> int:
     path = _file(arguments)
+    if not path.absolute().parent.is_dir():
+        raise Refused(f"{path.parent} is not a directory: make it first, or name a file elsewhere; nothing was changed")
     if not NAME.match(arguments.name):
         raise Refused(f"{arguments.name!r}: a user's name has letters, digits and . _ @ + -, 128 at most")
     users = read(path) if path.exists() else Users(secrets.token_bytes(32), {})
     password = sys.stdin.readline().rstrip("\r\n") if arguments.password_stdin else _ask()
+    try:
+        password.encode()
+    except UnicodeEncodeError:
+        raise Refused("the password is not text in UTF-8; nothing was changed") from None
     if not password:
         raise Refused("an empty password lets everyone in; nothing was changed")
     known = arguments.name in users.verifiers

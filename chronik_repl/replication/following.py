@@ -84,7 +84,7 @@ class Following:
 
     def live(self) -> LiveLeader | None:
         silent_s = trio.current_time() - self.connection.last_received_at
-        if self.ended or not self.met or silent_s > self._local.settings.replication_heartbeat_timeout_secs:
+        if self.ended or not self.met or silent_s >= self._local.settings.replication_heartbeat_timeout_secs:
             return None
         return LiveLeader(self.leader, self.epoch)
 

@@ -38,6 +38,7 @@ class Receiver:
         self.diverged = ""  # why this node's log is not its leader's; "" after a session that met
         self.sessions = 0
         self._heard: LiveLeader | None = None
+        self._heard_at = trio.current_time()
 
     def live(self) -> LiveLeader | None:
         return self.session.live() if self.session is not None else None
@@ -45,6 +46,15 @@ class Receiver:
     def last_heard(self) -> LiveLeader | None:
         """The leader of the last session that met, living or not."""
         return self.live() or self._heard
+
+    @property
+    def heard_at(self) -> float:
+        """When a leader was last heard; this node itself counts, and its start."""
+        session = self.session
+        return session.connection.last_received_at if session is not None and session.met else self._heard_at
+
+    def led_until_now(self) -> None:
+        self._heard_at = trio.current_time()
 
     async def end_session(self) -> None:
         """After this no session of an older promise touches the log or acks."""
@@ -82,6 +92,7 @@ class Receiver:
             session = self.session
             ours = session is not None and session.connection is connection
             if ours:
+                self._heard_at = self.heard_at
                 self.session = None
             if ours and session is not None and session.surrendered:
                 await connection.closed.wait()  # by whom it was surrendered to

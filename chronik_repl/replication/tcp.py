@@ -18,7 +18,8 @@ import structlog
 import trio
 
 from chronik_repl.addresses import is_wildcard, join_address, split_address
-from chronik_repl.errors import ConfigError, cannot_listen
+from chronik_repl.errors import ConfigError
+from chronik_repl.listening import for_trio, listen
 from chronik_repl.replication.network import Stream
 from chronik_repl.replication.streams import TcpStream
 from chronik_repl.replication.tls import TlsStream
@@ -26,7 +27,6 @@ from chronik_repl.replication.tls import TlsStream
 HANDSHAKE_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 256
 SOCKET_BUFFER_BYTES = 4 * 1024 * 1024
-BACKLOG = 64
 
 log = structlog.get_logger("chronik")
 
@@ -82,11 +82,8 @@ class TcpNetwork:
         *,
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        host, port = split_address(address)
-        try:
-            listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
-        except OSError as error:
-            raise cannot_listen("CHRONIK_WAL_RECEIVER_BIND_ADDR", address, error) from error
+        host, _ = split_address(address)
+        listeners = for_trio(await listen("CHRONIK_WAL_RECEIVER_BIND_ADDR", address))
         bound = listeners[0].socket.getsockname()
         room = trio.CapacityLimiter(CONNECTIONS_MAX)
 

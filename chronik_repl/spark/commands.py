@@ -113,9 +113,9 @@ def check(arguments: argparse.Namespace, master: str | None) -> int:
     if arguments.json:
         print(as_json(report))
     else:
-        from rich.console import Console
+        from chronik_repl.columns import terminal
 
-        print_report(report, Console())
+        print_report(report, terminal())
     return report.exit_code
 
 
@@ -131,8 +131,9 @@ def _writable(name: str | None) -> Path | None:
     if name is None:
         return None
     path = Path(name)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"--report {name}: not a file in a directory that is there")
+    parent = path.absolute().parent
+    if path.is_dir() or not parent.is_dir() or not os.access(path if path.exists() else parent, os.W_OK):
+        raise ConfigError(f"--report {name}: name a file in a directory that is there and may be written to")
     return path
 
 

@@ -12,7 +12,7 @@ from html import escape
 
 from chronik_repl.spark.report import copy_says, headline, where
 from chronik_repl.spark.verdict import Cover, Report
-from chronik_repl.words import size_of
+from chronik_repl.words import count_of, size_of
 
 DIFFERENCES_MAX = 1000
 PARTITIONS_MAX = 2000
@@ -62,7 +62,8 @@ def as_page(report: Report) -> str:
         f"{escape(report.started)}</p>",
         f"<div class='banner {kind}'><b>{escape(headline(report))}</b>"
         f"<p class='dim'>Compared from position {report.start:,} to "
-        f"{report.end:,}, {escape(report.end_is)}. {report.records:,} records in {report.frames:,} frames. Read "
+        f"{report.end:,}, {escape(report.end_is)}. {count_of(report.records, 'record')} in "
+        f"{count_of(report.frames, 'frame')}. Read "
         f"{size_of(report.bytes_read)}; proved by earlier runs {size_of(report.bytes_proved_earlier)}. "
         f"Start-up {report.startup_s:.1f} s, work {report.work_s:.1f} s.</p>",
         *(f"<p>{escape(note)}</p>" for note in report.notes),

@@ -62,7 +62,7 @@ class LeaderStatus(msgspec.Struct, frozen=True):
 
 
 def ask_leader(url: str) -> LeaderStatus:
-    address = f"{url.rstrip('/')}/status"
+    address = f"{url if '://' in url else f'http://{url}'}".rstrip("/") + "/status"
     try:
         with urllib.request.urlopen(address, timeout=STATUS_TIMEOUT_S) as answer:
             return msgspec.json.decode(answer.read(), type=LeaderStatus)

@@ -1,4 +1,4 @@
-"""What the check says, for people at a terminal and for programs: tables by rich, and JSON.
+"""What the check says, for people at a terminal and for programs: tables, and JSON.
 
 The JSON is the `Report` of verdict.py as it is. The HTML page is page.py's.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from chronik_repl.columns import paragraph, table
 from chronik_repl.spark.compare import Difference
 from chronik_repl.spark.verdict import CopyReport, Report
-from chronik_repl.words import size_of
+from chronik_repl.words import count_of, size_of
 
 LISTED_MAX = 50  # differences and partitions on a terminal; --json and --report have more
 COLOURS = {
@@ -33,7 +33,7 @@ def copy_says(copy: CopyReport) -> str:
         return f"not compared: {copy.why}"
     words: list[str] = [copy.verdict if copy.verdict != "behind" else "nothing to compare yet"]
     if copy.behind:
-        words.append(f"behind by {copy.behind:,} bytes")
+        words.append(f"behind by {count_of(copy.behind, 'byte')}")
     return ", ".join(words)
 
 
@@ -43,7 +43,7 @@ def headline(report: Report) -> str:
         return f"The copies are the same: {size_of(compared)} compared, positions {report.start:,} to {report.end:,}."
     if report.verdict == "different":
         first = report.differences[0]
-        places = f"{report.differences_all:,} place{'s' if report.differences_all > 1 else ''}"
+        places = count_of(report.differences_all, "place")
         return f"The copies differ in {places}, first at position {first.start:,} ({first.copy}: {first.kind})."
     return "It could not be told whether the copies are the same."
 
@@ -56,78 +56,77 @@ def where(difference: Difference) -> str:
         words.append(f"and {more} more")
     if words:
         return ", ".join(words)
-    return difference.file or (f"{difference.frames} frame(s) without records" if difference.frames else "")
+    return difference.file or (f"{count_of(difference.frames, 'frame')} without records" if difference.frames else "")
 
 
 def print_report(report: Report, console: Console) -> None:
-    console.print(f"[bold {COLOURS[report.verdict]}]{escape(headline(report))}[/]", highlight=False)
-    console.print(
-        f"up to {report.end:,}, {report.end_is}; {report.records:,} records in {report.frames:,} frames; "
-        f"read {size_of(report.bytes_read)}, proved earlier {size_of(report.bytes_proved_earlier)}; "
-        f"start-up {report.startup_s:.1f} s, work {report.work_s:.1f} s",
-        highlight=False,
-    )
-    for note in report.notes:
-        console.print(f"note: {escape(note)}", highlight=False)
-    console.print(_copies(report))
+    width = console.width
+    facts = [
+        Text(headline(report), f"bold {COLOURS[report.verdict]}"),
+        Text(
+            f"up to {report.end:,}, {report.end_is}; {count_of(report.records, 'record')} in "
+            f"{count_of(report.frames, 'frame')}; read {size_of(report.bytes_read)}, proved earlier "
+            f"{size_of(report.bytes_proved_earlier)}; start-up {report.startup_s:.1f} s, work {report.work_s:.1f} s",
+        ),
+        *(Text(f"note: {note}") for note in report.notes),
+    ]
+    parts = [Text("\n").join(paragraph(fact, width) for fact in facts), _copies(report, width)]
     if report.differences:
-        console.print(_differences(report))
+        parts.append(_differences(report, width))
     if report.partitions:
-        console.print(_partitions(report))
+        parts.append(_partitions(report, width))
+    console.print(Text("\n\n").join(parts))
 
 
-def _copies(report: Report) -> Table:
-    table = Table("copy", "from", "to", "durable to", "verdict", "path", title="Copies", title_justify="left")
-    for column in table.columns[1:4]:
-        column.justify = "right"
-    for copy in report.copies:
-        colour = COLOURS.get(copy.verdict, "white")
-        table.add_row(
-            escape(copy.name),
+def _copies(report: Report, width: int) -> Text:
+    rows = [
+        (
+            copy.name,
             f"{copy.start:,}",
             f"{copy.end:,}",
             f"{copy.durable_end:,}",
-            f"[{colour}]{escape(copy_says(copy))}[/]",
-            escape(copy.path),
+            Text(copy_says(copy), COLOURS.get(copy.verdict, "")),
+            copy.path,
         )
-    return table
+        for copy in report.copies
+    ]
+    names = ("copy", "from", "to", "durable to", "verdict", "path")
+    return table(names, rows, width, numbers=frozenset(names[1:4]))
 
 
-def _differences(report: Report) -> Table:
-    table = Table(
-        "copy", "what", "positions", "records", "detail", title="Differences, the first one first", title_justify="left"
-    )
-    for difference in report.differences[:LISTED_MAX]:
-        table.add_row(
-            escape(difference.copy),
-            f"[red]{difference.kind}[/]",
+def _differences(report: Report, width: int) -> Text:
+    """The first one first."""
+    rows = [
+        (
+            difference.copy,
+            Text(difference.kind, "red"),
             f"{difference.start:,} to {difference.end:,}",
-            escape(where(difference)),
-            escape(difference.detail),
+            where(difference),
+            difference.detail,
         )
-    left = report.differences_all - min(len(report.differences), LISTED_MAX)
-    if left:
-        table.caption = f"and {left:,} more: see --json or --report"
-    return table
-
-
-def _partitions(report: Report) -> Table:
-    table = Table(
-        "topic", "partition", "offsets", "records", "not compared", "verdict", title="Topics", title_justify="left"
+        for difference in report.differences[:LISTED_MAX]
+    ]
+    return _and_more(
+        table(("differs", "what", "positions", "records", "detail"), rows, width), report.differences_all - len(rows)
     )
-    for column in table.columns[1:5]:
-        column.justify = "right"
-    rows = sorted(report.partitions, key=lambda p: (p.verdict != "different", p.topic, p.partition))
-    for p in rows[:LISTED_MAX]:
-        offsets = f"{p.first:,} to {p.end - 1:,}" if p.end > p.first else ""
-        table.add_row(
-            escape(p.topic),
+
+
+def _partitions(report: Report, width: int) -> Text:
+    ordered = sorted(report.partitions, key=lambda p: (p.verdict != "different", p.topic, p.partition))
+    rows = [
+        (
+            p.topic,
             str(p.partition),
-            offsets,
+            f"{p.first:,} to {p.end - 1:,}" if p.end > p.first else "",
             f"{p.records:,}",
             f"{p.not_compared:,}" if p.not_compared else "",
-            f"[{COLOURS[p.verdict]}]{p.verdict}[/]",
+            Text(p.verdict, COLOURS[p.verdict]),
         )
-    if len(rows) > LISTED_MAX:
-        table.caption = f"and {len(rows) - LISTED_MAX:,} more: see --json or --report"
-    return table
+        for p in ordered[:LISTED_MAX]
+    ]
+    names = ("topic", "partition", "offsets", "records", "not compared", "verdict")
+    return _and_more(table(names, rows, width, numbers=frozenset(names[1:5])), len(ordered) - len(rows))
+
+
+def _and_more(listed: Text, left: int) -> Text:
+    return Text("\n").join([listed, Text(f"and {left:,} more: see --json or --report")]) if left > 0 else listed

@@ -19,6 +19,7 @@ from chronik_repl.spark.digest import Scan
 from chronik_repl.spark.layout import Walked
 from chronik_repl.spark.plan import Part, Span, below_log_start
 from chronik_repl.spark.survey import Copy
+from chronik_repl.words import count_of
 
 Status = Literal["same", "proved earlier", "different", "missing", "behind", "not compared"]
 Verdict = Literal["same", "different", "could not tell"]
@@ -234,7 +235,7 @@ class Ledger:
         self._headers(judged)
         for copy, rechained in judged.rechained.items():
             if copy not in self._different and not any(d.copy == copy for d in judged.differences):
-                words = f"{rechained.frames} frames that say the same as the others' but stand on another history"
+                words = f"{count_of(rechained.frames, 'frame')}, the same as the others' but on another history"
                 judged.differences.append(
                     Difference(rechained.start, span.end, copy, "changed", words, rechained.frames)
                 )

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chronik_repl.errors import ConfigError
+from chronik_repl.words import count_of
+
 if TYPE_CHECKING:
     from chronik_repl.wal.values import Damage
     from chronik_repl.wal.verify import Verified
@@ -94,8 +97,10 @@ def _show_findings(found: Verified) -> None:
     for note in found.notes:
         print(f"note: {note}")
     what = (
-        f"{found.segments} segments, {found.frames} frames, {found.records} records, {found.bytes} bytes, "
-        f"{found.indexes} indexes; positions {found.start} to {found.end}, checksum {found.end_checksum:08x}"
+        f"{count_of(found.segments, 'segment')}, {count_of(found.frames, 'frame')}, "
+        f"{count_of(found.records, 'record')}, {count_of(found.bytes, 'byte')}, "
+        f"{count_of(found.indexes, 'index', 'indexes')}; positions {found.start} to {found.end}, "
+        f"checksum {found.end_checksum:08x}"
     )
     if found.ok:
         print(f"ok: {what}")
@@ -120,6 +125,10 @@ def run_dump(arguments: argparse.Namespace) -> int:
     wanted = Wanted(
         arguments.start, arguments.end, arguments.topic, arguments.partition, arguments.records, arguments.json
     )
+    if arguments.end is not None and arguments.end <= arguments.start:
+        raise ConfigError(
+            f"--to {arguments.end}: must be above --from ({arguments.start}), or there is nothing between"
+        )
     code = 0
     for line in dump(arguments.directory, wanted):
         if isinstance(line, Trouble):

@@ -6,6 +6,7 @@ trio's threads. Every error of a change is final.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -28,6 +29,7 @@ __all__ = ["Buffer", "Disk", "File", "RealDisk", "Write"]
 
 T = TypeVar("T")
 
+LOCK = "lock"
 IOV_MAX = 1024  # buffers that one pwritev takes
 FILL_STEP = 1024 * 1024  # of zeros; of a fill that is paced a quarter: groups wait behind its syncs
 SMALL_READ = 256 * 1024
@@ -295,21 +297,14 @@ class RealDisk:
         return stat.f_bavail * stat.f_frsize
 
     def lock(self) -> None:
-        path = self.path / "lock"
+        path = self.path / LOCK
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except PermissionError as error:
             raise ForeignLog(
                 f"{self.path} cannot be written to: {error.strerror}. Give it to this process's user, or name another"
             ) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(fd)
-            raise ForeignLog(
-                f"{self.path} is in use by process {holder}. Stop that one first, or give this one another directory"
-            ) from None
+        _hold(self.path, fd)
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         self._lock_fd = fd
@@ -353,6 +348,25 @@ class RealDisk:
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._limiter)
+
+
+def refuse_in_use(path: Path) -> None:
+    """Raises ForeignLog where a process has that directory. Changes nothing."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # `RealDisk` says what is wrong
+        fd = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        _hold(path, fd)
+        os.close(fd)
+
+
+def _hold(path: Path, fd: int) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise ForeignLog(
+            f"{path} is in use by process {holder}. Stop that one first, or give this one another directory"
+        ) from None
 
 
 class RealFile:

@@ -76,11 +76,18 @@ def segment_paths(directory: Path) -> list[tuple[Position, Path]]:
         if not directory.is_dir():
             raise CannotRead(f"{directory}: no such directory. Give a node's data directory") from None
         raise CannotRead(
-            f"{directory} has no folder {FOLDER!r}: not a node's data directory, or one that was never started"
+            f"{directory} has no folder {FOLDER!r}: not a node's data directory, or one that was never started. Give "
+            "what CHRONIK_DATA_DIR names"
         ) from None
     except OSError as error:
-        raise CannotRead(f"{folder}: {error.strerror}") from error
+        raise CannotRead(f"{folder}: {error.strerror}. {_what_to_do(error)}") from error
     return [(Position(int(match[1])), folder / name) for name in names if (match := NAME.match(name))]
+
+
+def _what_to_do(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "Run this as the user that runs the node"
+    return "Give a node's data directory"
 
 
 class SegmentFile:
@@ -90,8 +97,10 @@ class SegmentFile:
         self.path, self.start = path, start
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except PermissionError as error:
-            raise CannotRead(f"{path}: {error.strerror}. Run this as the user of the node") from error
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise CannotRead(f"{path}: {error.strerror}. {_what_to_do(error)}") from error
         try:
             blocks = self._read(0, FRAMES_AT)
             self.header: Header = decode_header(blocks, path.name)

@@ -290,7 +290,7 @@ class _Verifier:
                 self._note(f"{path.name} is missing; opening the log makes it again")
             return
         except OSError as error:
-            raise CannotRead(f"{path}: {error.strerror}") from error
+            raise CannotRead(f"{path}: {error.strerror}. Run this as the user that runs the node") from error
         self._result.indexes += 1
         assert self._end is not None
         try:

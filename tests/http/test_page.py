@@ -20,6 +20,9 @@ async def test_a_followers_page_shows_the_leaders_view_and_survives_its_death(tm
             assert await page.value("getComputedStyle(document.body).backgroundColor") == "rgb(17, 21, 28)"
             cluster.leader.kill()
             await page.until("document.querySelector('#picture .leader')?.dataset.state === 'silent'")
+            await page.until(
+                "document.querySelector('#alert').textContent.includes('node 1 led last (epoch 1): start it')"
+            )
             cluster.followers[0].kill()
             await page.until("document.body.classList.contains('lost')")
             await page.until("document.querySelector('#alert').textContent.includes('does not answer since')")

@@ -114,6 +114,28 @@ async def test_plain_copy_beside_its_original_is_refused(tmp_path: Path) -> None
         await twin.crash()
 
 
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "damaged"])
+async def test_a_directory_without_its_file_node_is_saved_by_a_copy(tmp_path: Path, lost: bool) -> None:
+    """As the node that refuses to start says."""
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1)
+        produce(leader, b"kept")
+        await cluster.same_logs()
+        hurt = cluster.nodes[2]
+        await hurt.stop()
+        (hurt.path / "node").unlink() if lost else (hurt.path / "node").write_text("rot")
+        with pytest.raises(CorruptLog, match="copy it with `chronik backup`"):
+            await identity.load_or_make(RealDisk(hurt.path), random.Random(1), NodeId(2), "")
+        copied = tmp_path / "node-3"
+        assert await trio.to_thread.run_sync(backup.backup, hurt.path, copied) == 0
+        del cluster.nodes[2]
+        copy = await cluster.add(3)
+        assert copy.up.cluster_id == leader.up.cluster_id
+        await leader.up.command({"command": "members-add", "address": copy.address}, print)
+        await cluster.same_logs()
+        assert await produced(copy) == [b"kept"]
+
+
 def test_backup_refuses_what_it_should(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no node's directory"):
         backup.backup(tmp_path / "nothing", tmp_path / "copy")
@@ -123,3 +145,10 @@ def test_backup_refuses_what_it_should(tmp_path: Path) -> None:
     (tmp_path / "full" / "file").touch()
     with pytest.raises(Refused, match="not empty"):
         backup.backup(tmp_path / "source", tmp_path / "full")
+    with pytest.raises(Refused, match="is a file"):
+        backup.backup(tmp_path / "source", tmp_path / "full" / "file")
+    with pytest.raises(Refused, match="lies in"):
+        backup.backup(tmp_path / "source", tmp_path / "source" / "copy")
+    (tmp_path / "source" / "node").write_bytes(b"rot")
+    with pytest.raises(CorruptLog):  # and no log that one could save
+        backup.backup(tmp_path / "source", tmp_path / "copy")

@@ -135,6 +135,8 @@ async def test_a_node_that_promised_the_last_epoch_of_all_says_so_and_lives(tmp_
         {"command": "members-add", "address": "nonsense"},
         {"command": "members-add", "address": 7},
         {"command": "members-remove", "node_id": "two"},
+        {"command": "members-remove", "address": ""},
+        {"command": "members-remove", "address": ["127.0.0.1:9291"]},
         {"command": "members-remove"},
     ],
     ids=str,

@@ -269,12 +269,14 @@ async def test_follower_with_an_empty_directory_just_works(tmp_path: Path) -> No
         assert [peer.node_id for peer in leader.up.peers] == [1, 2, 3]
 
 
-async def test_removed_member_is_shipped_nothing_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["node_id", "address"])
+async def test_removed_member_is_shipped_nothing_more(tmp_path: Path, by: str) -> None:
     async with running_cluster(tmp_path) as cluster:
         leader = await cluster.leader_and(2)
         removed = cluster.nodes[3]
         end = removed.up.log.end
-        await leader.up.command({"command": "members-remove", "node_id": 3}, print)
+        which = {"node_id": 3, "address": removed.address}[by]
+        await leader.up.command({"command": "members-remove", by: which}, print)
         produce(leader, b"not for 3")
         await cluster.same_logs(leader, cluster.nodes[2])
         assert removed.up.log.end == end

@@ -334,7 +334,7 @@ CAUGHT: dict[str, int] = {
     "failed-sync-ignored": 17,
     "directory-not-synced": 1,
     "ack-before-sync": 1,
-    "ring-gap": 2,
+    "ring-gap": 96,
     "overlap": 1,
     "retry-again": 6,
     "early-ack-missed": 1,
