@@ -34,7 +34,7 @@ from chronik_repl.replication.messages import Handshake
 from chronik_repl.replication.network import Network
 from chronik_repl.replication.receiver import Receiver
 from chronik_repl.replication.session import Connection
-from chronik_repl.standing import LogStatus, Peer, Role, Status, peer_of
+from chronik_repl.standing import LogStatus, Peer, Role, Status, acks_all_means, peer_of
 from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.log import Log, LogSettings
 
@@ -179,6 +179,10 @@ class Node:
     def enough_replicas(self) -> bool:
         return self._leadership is not None and self._leadership.enough_replicas
 
+    @property
+    def sync_in_force(self) -> bool:
+        return self._leadership is not None and self._leadership.sync_in_force
+
     def ask_for_producer_ids(self, word: str) -> None:
         if self._receiver.session is not None:
             self._receiver.session.ask(ids=word)
@@ -217,8 +221,8 @@ class Node:
     def status(self) -> Status:
         log, leadership = self.log, self._leadership
         changes = log.state.membership
-        k = changes[-1][1].sync_replicas if changes else 0
-        followers = "follower" if k == 1 else "followers"
+        in_force = leadership is None or leadership.sync_in_force
+        k = leadership.sync_replicas if leadership and not in_force else changes[-1][1].sync_replicas if changes else 0
         return Status(
             node_id=self.node_id,
             cluster_id=self.cluster_id,
@@ -229,7 +233,8 @@ class Node:
             leader=self.leader,
             mode="sync" if k else "async",
             sync_replicas=k,
-            acks_all_means=f"durable on the leader and {k} {followers}" if k else "durable on the leader alone",
+            sync_in_force=in_force,
+            acks_all_means=acks_all_means(k, in_force=in_force),
             ready=self.ready,
             uptime_s=trio.current_time() - self._began,
             log=log_status(log, self._disk.free_bytes()),
