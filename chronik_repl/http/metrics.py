@@ -31,7 +31,7 @@ NODE_GAUGES: dict[str, tuple[str, OfStatus]] = {
     "epoch": ("The epoch that this node leads or follows.", lambda s: s.epoch),
     "uptime_seconds": ("Since the process began.", lambda s: s.uptime_s),
     "diverged": ("1 on a follower that differs from its leader and serves no reads.", lambda s: bool(s.diverged)),
-    "sync_replicas": ("Followers that acks=all waits for; 0 in async mode.", lambda s: s.sync_replicas),
+    "sync_replicas": ("Followers that acks=all waits for, or lacks; 0 in async mode.", lambda s: s.sync_replicas),
     "log_start_position": ("The first position held.", lambda s: s.log.start),
     "log_end_position": ("Where the next frame will stand.", lambda s: s.log.end),
     "log_durable_end_position": ("Everything below survives a power cut here.", lambda s: s.log.durable_end),

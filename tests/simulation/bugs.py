@@ -344,7 +344,7 @@ CAUGHT: dict[str, int] = {
     "retry-again": 6,
     "early-ack-missed": 1,
     "acks-all-is-local": 2,
-    "sync-begins-alone": 1,
+    "sync-begins-alone": 2,
     "async-waits": 1,
     "count-old-frames": 2,
     "start-not-durable": 1,

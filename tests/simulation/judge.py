@@ -327,9 +327,7 @@ class Judge:
                     )
                     return
 
-    def _holders(
-        self, machine: Machine, epoch: int, start: int, end: int, data: bytes | None
-    ) -> set[epochs.Identity]:
+    def _holders(self, machine: Machine, epoch: int, start: int, end: int, data: bytes | None) -> set[epochs.Identity]:
         """Who else has a durable copy. One that was acked and then lost with its disk was one: it is among the k that
         may be lost."""
         there = {other.directory for other in self.machines.values()}
