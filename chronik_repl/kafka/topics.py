@@ -261,8 +261,10 @@ async def describe_configs(context: Context, version: int, request: Any) -> Any:
         topic = door.house.log.state.topics.get(name)
         if kind == TOPIC and (topic is None or not topic.partitions):
             code, message, configs = Code.UNKNOWN_TOPIC_OR_PARTITION, "no such topic", {}
-        elif kind == BROKER:
+        elif kind == BROKER and name in ("", str(door.house.node_id)):
             configs = _broker_configs(door)
+        elif kind == BROKER:
+            code, message, configs = Code.INVALID_REQUEST, f"this is node {door.house.node_id}: ask that one", {}
         elif kind != TOPIC:
             code, message, configs = Code.INVALID_REQUEST, f"configs of resource type {kind} are not kept here", {}
         results.append(
