@@ -476,9 +476,12 @@ class Leadership:
             await trio.sleep(RETENTION_INTERVAL_S)
             if not self.accepting:
                 continue
-            if log.roll_aged(self._local.now_ms()):
+            now_ms = log.ages.now_ms()
+            if warning := log.ages.news():
+                self._local.say("warning", warning)
+            if log.roll_aged(now_ms):
                 self._local.say("info", "a segment ended by its age", at=log.end)
-            due = log.retention_due(self._local.now_ms(), self._held())
+            due = log.retention_due(now_ms, self._held())
             if due is not None:
                 self._local.say("info", f"the log starts at {due} now", was=log.start)
                 log.append_change(LogStartMoved(due))

@@ -482,6 +482,7 @@ def log_status(log: Log, free_bytes: int) -> LogStatus:
         appended_records=stats.appended_records,
         groups_committed=stats.groups_committed,
         free_bytes=free_bytes,
+        clock_ahead_s=log.ages.ahead_s,
         damage=tuple(f"{d.file} {d.start}..{d.end}: {d.what}" for d in log.damage),
     )
 

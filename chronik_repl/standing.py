@@ -89,6 +89,7 @@ class LogStatus(msgspec.Struct, frozen=True):
     groups_committed: int
     free_bytes: int
     damage: tuple[str, ...] = ()  # the scrubber's findings
+    clock_ahead_s: float = 0.0  # by a leap that is not believed
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ PURE = (
     "wal.frame",
     "wal.segment",
     "wal.changes",
+    "wal.ages",
     "wal.state",
     "wal.entities",
     "wal.recovery",

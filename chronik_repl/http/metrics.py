@@ -41,6 +41,10 @@ NODE_GAUGES: dict[str, tuple[str, OfStatus]] = {
     "log_topics": ("Topics.", lambda s: s.log.topics),
     "log_partitions": ("Partitions of all topics.", lambda s: s.log.partitions),
     "log_damaged_ranges": ("Ranges that the scrubber found damaged.", lambda s: len(s.log.damage)),
+    "clock_ahead_seconds": (
+        "A leap of this clock, by which nothing expires.",
+        lambda s: s.log.clock_ahead_s,
+    ),
     "disk_free_bytes": ("Free space where the log is.", lambda s: s.log.free_bytes),
 }
 NODE_COUNTERS: dict[str, tuple[str, OfStatus]] = {
