@@ -25,7 +25,7 @@ from chronik_repl.replication.messages import Handshake
 from chronik_repl.replication.session import Connection
 from chronik_repl.replication.shipper import Link, Telling
 from chronik_repl.replication.trail import Trail
-from chronik_repl.standing import FollowerStatus, Peer, peer_of
+from chronik_repl.standing import FollowerStatus, Peer, acks_all_means, peer_of
 from chronik_repl.wal.changes import EpochStart, LogStartMoved, MembersChanged, ProducerIdGiven, TopicMade
 from chronik_repl.wal.frame import TOPIC_PATTERN
 from chronik_repl.wal.state import ALL_PARTITIONS_MAX
@@ -92,12 +92,19 @@ class Leadership:
         return self._links
 
     @property
-    def enough_replicas(self) -> bool:
-        """Are as many members in session as acks=all needs, by what the log says and by what was asked for?"""
+    def sync_replicas(self) -> int:
+        """The k that is asked for."""
         changes = self._log.state.membership
-        if not changes or self._wanted_k(changes[-1][1]) > changes[-1][1].sync_replicas:
-            return False
-        return progress.enough_live(self._local.me, self._in_force(), self._live())
+        return self._local.sync_replicas_asked(changes[-1][1].sync_replicas if changes else 0)
+
+    @property
+    def sync_in_force(self) -> bool:
+        return progress.in_force(self.sync_replicas, self._in_force())
+
+    @property
+    def enough_replicas(self) -> bool:
+        """Is the k that is asked for in force, and are as many members in session?"""
+        return self.sync_in_force and progress.enough_live(self._local.me, self._in_force(), self._live())
 
     def _live(self) -> set[epochs.Identity]:
         aside = self._progress.set_aside if self._progress else set()
@@ -261,7 +268,7 @@ class Leadership:
             self._end_draining()
 
     def give_ids(self, asked: str) -> None:
-        if not self.accepting:
+        if not self.accepting or not self.sync_in_force:
             return
         last = self._log.state.next_producer_id + IDS_AT_ONCE - 1
         try:
@@ -341,9 +348,13 @@ class Leadership:
     async def _change_members(self) -> None:
         """Write what is wanted, one change at a time, each after the one before is committed."""
         log = self._log
+        refuses = not self.sync_in_force
         while True:
             self._members_wake = trio.Event()
             changes = log.state.membership
+            if refuses and self.sync_in_force:
+                refuses = False
+                self._local.say("info", f"from now on acks=all means {acks_all_means(self.sync_replicas)}")
             if self.accepting and epochs.may_change_members(changes, log.committed.value, self._start_end):
                 wanted = self._wanted(changes[-1][1] if changes else MembersChanged((), 0))
                 if not changes or wanted != changes[-1][1]:
@@ -378,20 +389,8 @@ class Leadership:
                 members[who.node_id] = member
                 self._removed.discard(who)
         chosen = tuple(sorted(members.values()))
-        k = self._wanted_k(now)
+        k = self._local.sync_replicas_asked(now.sync_replicas)
         return MembersChanged(chosen, k if k < len(chosen) else min(now.sync_replicas, len(chosen) - 1))
-
-    def _wanted_k(self, now: MembersChanged) -> int:
-        """What the variables ask for; what is not set stays as the log says."""
-        settings = self._local.settings
-        if settings.is_set("replication_mode"):
-            if settings.replication_mode == "async":
-                return 0
-            if settings.is_set("replication_sync_replicas") or not now.sync_replicas:
-                return settings.replication_sync_replicas
-        elif settings.is_set("replication_sync_replicas") and now.sync_replicas:
-            return settings.replication_sync_replicas
-        return now.sync_replicas
 
     async def add_member(self, address: str) -> None:
         """Dial there; whoever answers is added once it has caught up."""
@@ -469,9 +468,12 @@ class Leadership:
             await trio.sleep(RETENTION_INTERVAL_S)
             if not self.accepting:
                 continue
-            if log.roll_aged(self._local.now_ms()):
+            now_ms = log.ages.now_ms()
+            if warning := log.ages.news():
+                self._local.say("warning", warning)
+            if log.roll_aged(now_ms):
                 self._local.say("info", "a segment ended by its age", at=log.end)
-            due = log.retention_due(self._local.now_ms(), self._held())
+            due = log.retention_due(now_ms, self._held())
             if due is not None:
                 self._local.say("info", f"the log starts at {due} now", was=log.start)
                 log.append_change(LogStartMoved(due))

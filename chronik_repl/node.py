@@ -35,7 +35,7 @@ from chronik_repl.replication.network import Network
 from chronik_repl.replication.receiver import Receiver
 from chronik_repl.replication.session import Connection
 from chronik_repl.replication.silence import nobody_leads, tell_silence
-from chronik_repl.standing import LogStatus, Peer, Role, Status, peer_of
+from chronik_repl.standing import LogStatus, Peer, Role, Status, acks_all_means, peer_of
 from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.log import Log, LogSettings
 from chronik_repl.words import count_of
@@ -181,6 +181,10 @@ class Node:
     def enough_replicas(self) -> bool:
         return self._leadership is not None and self._leadership.enough_replicas
 
+    @property
+    def sync_in_force(self) -> bool:
+        return self._leadership is not None and self._leadership.sync_in_force
+
     def ask_for_producer_ids(self, word: str) -> None:
         if self._receiver.session is not None:
             self._receiver.session.ask(ids=word)
@@ -219,7 +223,8 @@ class Node:
     def status(self) -> Status:
         log, leadership = self.log, self._leadership
         changes = log.state.membership
-        k = changes[-1][1].sync_replicas if changes else 0
+        in_force = leadership is None or leadership.sync_in_force
+        k = leadership.sync_replicas if leadership and not in_force else changes[-1][1].sync_replicas if changes else 0
         return Status(
             node_id=self.node_id,
             cluster_id=self.cluster_id,
@@ -230,9 +235,8 @@ class Node:
             leader=self.leader,
             mode="sync" if k else "async",
             sync_replicas=k,
-            acks_all_means=f"durable on the leader and {count_of(k, 'follower')}"
-            if k
-            else "durable on the leader alone",
+            sync_in_force=in_force,
+            acks_all_means=acks_all_means(k, in_force=in_force),
             ready=self.ready,
             uptime_s=trio.current_time() - self._began,
             log=log_status(log, self._disk.free_bytes()),
@@ -443,25 +447,25 @@ class Node:
         """What the control socket asks. Raises ChronikError, whose text is the answer."""
         match request.get("command"):
             case "status":
-                return {"status": _plain(self.status())}
+                return {"status": msgspec.to_builtins(self.status())}
             case "promote":
                 await self.promote(accept_loss=bool(request.get("accept_loss")), say=say)
                 return {"epoch": self.epoch, "message": f"node {self.node_id} leads since epoch {self.epoch}"}
             case "topics":
-                return dict(_plain(tables.topics(self)))
+                return dict(msgspec.to_builtins(tables.topics(self)))
             case "groups":
-                return dict(_plain(tables.groups(self)))
+                return dict(msgspec.to_builtins(tables.groups(self)))
             case "members":
-                return {"members": [_plain(peer) for peer in self.peers]}
+                return {"members": [msgspec.to_builtins(peer) for peer in self.peers]}
             case "members-add":
                 await self._as_leader().add_member(str(request.get("address", "")))
-                return {"members": [_plain(peer) for peer in self.peers]}
+                return {"members": [msgspec.to_builtins(peer) for peer in self.peers]}
             case "members-remove":
                 which = request.get("node_id", request.get("address"))
                 if not isinstance(which, int | str):
                     raise Refused("which node? Its `node_id`, a number, or its `address`")
                 await self._as_leader().remove_member(which)
-                return {"members": [_plain(peer) for peer in self.peers]}
+                return {"members": [msgspec.to_builtins(peer) for peer in self.peers]}
             case other:
                 raise Refused(f"{other!r} is no command of this version")
 
@@ -490,9 +494,6 @@ def log_status(log: Log, free_bytes: int) -> LogStatus:
         appended_records=stats.appended_records,
         groups_committed=stats.groups_committed,
         free_bytes=free_bytes,
+        clock_ahead_s=log.ages.ahead_s,
         damage=tuple(f"{d.file} {d.start}..{d.end}: {d.what}" for d in log.damage),
     )
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)

@@ -12,6 +12,7 @@ import msgspec
 from chronik_repl.meters import Meters
 from chronik_repl.wal.changes import Member
 from chronik_repl.wal.log import Log
+from chronik_repl.words import count_of
 
 Role = Literal["starting", "leader", "follower", "stopping"]
 FollowerState = Literal["connecting", "catch-up", "streaming", "refused", "diverged"]
@@ -88,6 +89,7 @@ class LogStatus(msgspec.Struct, frozen=True):
     groups_committed: int
     free_bytes: int
     damage: tuple[str, ...] = ()  # the scrubber's findings
+    clock_ahead_s: float = 0.0  # by a leap that is not believed
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -102,7 +104,8 @@ class Status(msgspec.Struct, frozen=True):
     leader: Peer | None
     mode: Literal["async", "sync"]
     sync_replicas: int
-    acks_all_means: str  # in words: what acks=all waits for
+    sync_in_force: bool  # as House says
+    acks_all_means: str  # in words: what acks=all waits for, or why it is refused
     ready: bool
     uptime_s: float
     log: LogStatus
@@ -112,6 +115,16 @@ class Status(msgspec.Struct, frozen=True):
     diverged: str = ""  # on a follower: why it serves no reads
     enough_replicas: bool = True  # on the leader: acks=all is not refused for want of followers
     no_leader: str = ""  # where nobody leads, as far as this node hears: who led last, and what to do
+
+
+def acks_all_means(sync_replicas: int, *, in_force: bool = True) -> str:
+    """In words that go on from "acks=all means"."""
+    if not sync_replicas:
+        return "durable on the leader alone"
+    followers = count_of(sync_replicas, "follower")
+    if not in_force:
+        return f"NOT_ENOUGH_REPLICAS until {followers} {'has' if sync_replicas == 1 else 'have'} joined"
+    return f"durable on the leader and {followers}"
 
 
 class House(Protocol):
@@ -151,6 +164,11 @@ class House(Protocol):
     @property
     def enough_replicas(self) -> bool:
         """Are as many followers live as acks=all needs? Always true in async mode."""
+
+    @property
+    def sync_in_force(self) -> bool:
+        """On the leader: is what is committed on as many disks as the operator asked for? False while a sync cluster
+        begins, until that many followers are members: nothing is promised meanwhile."""
 
     def ask_for_producer_ids(self, word: str) -> None:
         """On a follower: ask the leader for some. They come in the log's state, `ids_given`, under this word."""

@@ -43,6 +43,7 @@ PURE = (
     "wal.frame",
     "wal.segment",
     "wal.changes",
+    "wal.ages",
     "wal.state",
     "wal.entities",
     "wal.recovery",

@@ -35,7 +35,7 @@ NODE_GAUGES: dict[str, tuple[str, OfStatus]] = {
         "0 on a leader with fewer live followers than acks=all needs.",
         lambda s: s.enough_replicas,
     ),
-    "sync_replicas": ("Followers that acks=all waits for; 0 in async mode.", lambda s: s.sync_replicas),
+    "sync_replicas": ("Followers that acks=all waits for, or lacks; 0 in async mode.", lambda s: s.sync_replicas),
     "log_start_position": ("The first position held.", lambda s: s.log.start),
     "log_end_position": ("Where the next frame will stand.", lambda s: s.log.end),
     "log_durable_end_position": ("Everything below survives a power cut here.", lambda s: s.log.durable_end),
@@ -45,6 +45,10 @@ NODE_GAUGES: dict[str, tuple[str, OfStatus]] = {
     "log_topics": ("Topics.", lambda s: s.log.topics),
     "log_partitions": ("Partitions of all topics.", lambda s: s.log.partitions),
     "log_damaged_ranges": ("Ranges that the scrubber found damaged.", lambda s: len(s.log.damage)),
+    "clock_ahead_seconds": (
+        "A leap of this clock, by which nothing expires.",
+        lambda s: s.log.clock_ahead_s,
+    ),
     "disk_free_bytes": ("Free space where the log is.", lambda s: s.log.free_bytes),
 }
 NODE_COUNTERS: dict[str, tuple[str, OfStatus]] = {

@@ -10,6 +10,7 @@ newer client finds out: it is answered in version 0, with UNSUPPORTED_VERSION an
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import Any
 
 from chronik_repl.errors import ProtocolError
@@ -33,7 +34,7 @@ from chronik_repl.kafka.codec import (
     encode_response,
 )
 from chronik_repl.kafka.codes import Code
-from chronik_repl.kafka.connection import Connection, Shared
+from chronik_repl.kafka.connection import COUNTED, Connection, Shared
 from chronik_repl.kafka.context import Api, Context, Door
 
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
@@ -47,7 +48,8 @@ class Apis:
         self.producing = produce.Producing(door)
         self.fetching = fetch.Fetching(door, shared.sending)
         self._door = door
-        self._receiving = shared.receiving
+        self._receiving, self._sending = shared.receiving, shared.sending
+        self._largest: defaultdict[int, int] = defaultdict(int)  # API → bytes of its largest answer
         self._meters = door.meters
         rows = (
             Api(API_VERSIONS, 0, API_VERSIONS_HIGHEST, self._api_versions, before_login=True),
@@ -93,9 +95,8 @@ class Apis:
         if not lowest <= version <= highest:
             if key != API_VERSIONS:
                 raise ProtocolError(f"API {_name(key)} in version {version} is not spoken here")
-            answer = connection.answer(0)
-            answer.give(encode_response(key, 0, head.correlation_id, self._told(Code.UNSUPPORTED_VERSION)))
-            connection.flush()
+            told = self._told(Code.UNSUPPORTED_VERSION)
+            connection.ready([encode_response(key, 0, head.correlation_id, told)])
             return
         if key == FETCH and client.authenticated:
             await self.fetching.handle(connection, head, view)
@@ -105,15 +106,34 @@ class Apis:
                 raise ProtocolError(f"{_name(key)} before the login")
             assert row is not None
             request = decode_request(key, version, view, head.body_at)
-            response = await row.handle(Context(self._door, client), version, request)
-            if response is None:
-                raise ProtocolError(f"{_name(key)} closes the connection")
-            answer = connection.answer(0)
-            answer.give(encode_response(key, version, head.correlation_id, response))
-            connection.flush()
+            held = 0
+
+            async def room() -> None:
+                nonlocal held
+                held = await self._room_for(key)
+
+            try:
+                response = await row.handle(Context(self._door, client, room), version, request)
+                if response is None:
+                    raise ProtocolError(f"{_name(key)} closes the connection")
+                encoded = encode_response(key, version, head.correlation_id, response)
+                taken, held = held, 0
+                connection.ready([encoded], taken)
+            finally:
+                self._sending.give_back(held)
+            self._largest[key] = max(len(encoded), self._largest[key])
         name = _name(key)
         self._meters.add("kafka_requests", 1, name)
         self._meters.add("kafka_request_seconds", time.perf_counter() - begun_s, name)
+
+    async def _room_for(self, key: int) -> int:
+        """Taken from the sending budget: as much as the largest answer of this API needed until now, if that is worth
+        the wait. One that turns out larger than any before is counted when it is there."""
+        size = min(self._largest[key], self._door.limits.fetch_bytes_max)
+        if size <= COUNTED:
+            return 0
+        await self._sending.take(size)
+        return size
 
     async def _api_versions(self, context: Context, version: int, request: Any) -> Any:
         if version >= 3:

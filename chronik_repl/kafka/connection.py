@@ -8,7 +8,8 @@ produce, and no task is woken for a request or an answer that needs no waiting.
 
 What is bounded: a request's size, checked when its first bytes are here, before any room is made for it; the time from
 its first byte to its last (a byte a second does not help); the bytes of large requests of all connections together;
-requests and bytes of one connection that wait for their answer; the time a client may take to read an answer. A client
+requests and bytes of one connection that wait for their answer, and bytes of answers that wait to be sent, of one
+connection and of all together; the time a client may take to read an answer. A client
 beyond these is read no further until it has taken its answers, or is dropped. And while others wait for room in what
 all share, a client that holds some must also use it: one that sends or reads hardly anything is dropped (`hoards`).
 """
@@ -127,6 +128,7 @@ class Connection:
         self._buffers = shared.buffers
         self._answers: deque[Answer] = deque()
         self._waiting_bytes = 0  # of the receiving budget, in requests that wait for their answer
+        self._ready_bytes = 0  # of the sending budget, in answers that stand behind one that is not known
         self._unsent: list[Buffer] = []
         self._unsent_held = 0
         self._unsent_since = 0.0
@@ -155,6 +157,20 @@ class Connection:
         self.expect(answer)
         return answer
 
+    def ready(self, pieces: list[Buffer], held: int = 0) -> None:
+        """The next answer, known at once; sent behind those that are not. `held` bytes of the sending budget were taken
+        for it; what it has more or less is settled here."""
+        answer = Answer(self, 0)
+        answer.pieces = pieces
+        answer.sending = size = sum(map(len, pieces))
+        if size > held:
+            self._sending.take_anyway(size - held)
+        else:
+            self._sending.give_back(held - size)
+        self._ready_bytes += size
+        self._answers.append(answer)
+        self.flush()
+
     def expect(self, answer: Answer) -> None:
         """It has its place, in the order of requests."""
         self._waiting_bytes += answer.held
@@ -176,6 +192,7 @@ class Connection:
             answer = answers.popleft()
             ready += answer.pieces  # type: ignore[arg-type]
             held += answer.sending
+        self._ready_bytes -= held
         if ready:
             try:
                 sent = self._wire.send_now(ready)
@@ -232,6 +249,7 @@ class Connection:
             not self._unsent
             and len(self._answers) < limits.pipelined_requests_max
             and self._waiting_bytes < limits.pipelined_bytes_max
+            and self._ready_bytes < limits.unsent_bytes_max
         )
 
     async def wait_for_room(self) -> None:

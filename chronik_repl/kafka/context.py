@@ -9,6 +9,9 @@ API's response of codec.py; dispatch encodes it in the request's version. None c
 A handler runs in its connection's reading task, so a connection's requests are handled one after another: one that
 waits holds up that client alone. Only Produce is pipelined (produce.py), which is no handler in this sense.
 
+One whose answer may be large calls `await context.room()` once, when it has waited for all that it waits for and before
+it makes the answer: until others have taken theirs there may be no room for one more.
+
 A handler raises nothing but ProtocolError (the connection is closed, with a line in the log) and what its promise to
 the process is (DiskFailed). What Kafka has a code for is answered with that code (errors of this package → codes: see
 `error_code` in codes.py).
@@ -54,7 +57,8 @@ class Limits(msgspec.Struct, frozen=True):
     pipelined_bytes_max: int = 64 * MIB  # of one connection: produced, not yet answered
     pipelined_requests_max: int = 1000  # of one connection
     fetch_bytes_max: int = 8 * MIB  # of one answer (one batch may be larger)
-    sending_bytes_max: int = 128 * MIB  # of all connections: fetched, not yet sent
+    unsent_bytes_max: int = 8 * MIB  # of one connection: answered, and behind a produce that is not
+    sending_bytes_max: int = 128 * MIB  # of all connections: answered, not yet sent
     waiting_fetches_max: int = 2000
     crowded_patience_s: float = 1.0  # while others wait for room: a client that holds some has so long,
     crowded_bytes_a_second_min: int = MIB  # and after that must send or read at least so much
@@ -108,6 +112,7 @@ class Context(NamedTuple):
 
     door: Door
     client: Client
+    room: Callable[[], Awaitable[None]]
 
     @property
     def house(self) -> House:

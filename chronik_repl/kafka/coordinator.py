@@ -205,7 +205,8 @@ class Coordinator:
         return await self._append(GroupRemoved(name))
 
     async def forget_offsets(self, name: str, offsets: tuple[CommittedOffset, ...]) -> Code:
-        return await self._append(OffsetsCommitted(name, offsets)) if offsets else Code.NONE
+        code = await self._standing_for(name)
+        return await self._append(OffsetsCommitted(name, offsets)) if offsets and code is Code.NONE else code
 
     def find(self, name: str) -> Group | None:
         """To look at. Ask only while `standing` is NONE."""
@@ -236,7 +237,9 @@ class Coordinator:
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _standing_for(self, name: str) -> Code:
-        return await self.ready() if 0 < len(name) <= NAME_MAX else Code.INVALID_GROUP_ID
+        """For what is to be written."""
+        code = await self.ready() if 0 < len(name) <= NAME_MAX else Code.INVALID_GROUP_ID
+        return Code.COORDINATOR_NOT_AVAILABLE if code is Code.NONE and not self._house.sync_in_force else code
 
     def _find(self, name: str) -> Group | None:
         group = self._groups.get(name)

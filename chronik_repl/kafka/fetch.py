@@ -92,9 +92,7 @@ class Fetching:
     async def handle(self, connection: Connection, head: Head, view: memoryview) -> None:
         request = decode_fetch(view, head.body_at, head.version)
         if request.session_id != 0:
-            answer = connection.answer(0)
-            answer.pieces = encode_fetched(head.version, head.correlation_id, (), code=FETCH_SESSION_ID_NOT_FOUND)
-            connection.flush()
+            connection.ready(encode_fetched(head.version, head.correlation_id, (), code=FETCH_SESSION_ID_NOT_FOUND))
             return
         bytes_max = min(max(request.max_bytes, 0), self._limits.fetch_bytes_max)
         deadline = trio.current_time() + min(max(request.max_wait_ms, 0), MAX_WAIT_MS_MAX) / 1000
@@ -113,11 +111,10 @@ class Fetching:
                 held = size
                 done = final or size >= request.min_bytes or trio.current_time() >= deadline
                 if done:
-                    answer = connection.answer(0)
                     leader = leader_of(self._door) if failed else None
-                    answer.pieces = encode_fetched(head.version, head.correlation_id, topics, leader)
-                    answer.sending, held = held, 0
-                    connection.flush()
+                    pieces = encode_fetched(head.version, head.correlation_id, topics, leader)
+                    taken, held = held, 0
+                    connection.ready(pieces, taken)
                     return
             finally:
                 self._sending.give_back(held)

@@ -51,7 +51,7 @@ async def find_coordinator(context: Context, version: int, request: Any) -> Any:
             FindCoordinatorResponse.Coordinator(
                 key=key, node_id=node_id, host=host, port=port, error_code=code, error_message=message
             )
-            for key in request.coordinator_keys
+            for key in dict.fromkeys(request.coordinator_keys)
         ]
     )
 
@@ -75,6 +75,7 @@ async def join_group(context: Context, version: int, request: Any) -> Any:
             can_skip=version >= SKIP_ASSIGNMENT_SINCE,
         ),
     )
+    await context.room()
     nullable = version >= 7  # before, an absent name is an empty one
     return JoinGroupResponse(
         error_code=reply.code,
@@ -142,6 +143,7 @@ async def list_groups(context: Context, version: int, request: Any) -> Any:
     code = await coordinator.ready()
     if code is Code.NOT_COORDINATOR:
         return ListGroupsResponse(error_code=Code.NONE, groups=[])
+    await context.room()
     groups = []
     states = {state.lower() for state in request.states_filter or ()}
     types = {kind.lower() for kind in request.types_filter or ()}
@@ -161,16 +163,21 @@ async def list_groups(context: Context, version: int, request: Any) -> Any:
 
 
 async def describe_groups(context: Context, version: int, request: Any) -> Any:
-    return DescribeGroupsResponse(groups=[await _describe(context, version, name) for name in request.groups])
+    codes = {name: await _standing(context, name) for name in dict.fromkeys(request.groups)}
+    await context.room()
+    return DescribeGroupsResponse(groups=[_describe(context, version, name, code) for name, code in codes.items()])
 
 
-async def _describe(context: Context, version: int, name: str) -> Any:
+async def _standing(context: Context, name: str) -> Code:
+    coordinator = context.door.coordinator
+    code = await coordinator.ready() if name else Code.INVALID_GROUP_ID
+    return await coordinator.committed(coordinator.last_change_end(name)) if code is Code.NONE else code
+
+
+def _describe(context: Context, version: int, name: str, code: Code) -> Any:
     coordinator = context.door.coordinator
     described = DescribeGroupsResponse.DescribedGroup
     blank = {"group_id": name, "group_state": "", "protocol_type": "", "protocol_data": "", "members": []}
-    code = await coordinator.ready() if name else Code.INVALID_GROUP_ID
-    if code is Code.NONE:
-        code = await coordinator.committed(coordinator.last_change_end(name))
     if code is not Code.NONE:
         return described(error_code=code, **blank)
     group = coordinator.find(name)

@@ -64,19 +64,22 @@ async def offset_commit(context: Context, version: int, request: Any) -> Any:
 async def offset_fetch(context: Context, version: int, request: Any) -> Any:
     if version >= GROUPS_SINCE:
         groups = []
-        for asked in request.groups:
-            code, found = await _offsets(context, asked.group_id, asked.topics)
+        every = {asked.group_id: asked.topics for asked in request.groups}
+        offsets = [(name, *await _offsets(context, name, topics)) for name, topics in every.items()]
+        await context.room()
+        for name, code, found in offsets:
             group = OffsetFetchResponse.OffsetFetchResponseGroup
             topic = group.OffsetFetchResponseTopics
             groups.append(
                 group(
-                    group_id=asked.group_id,
+                    group_id=name,
                     error_code=code,
                     topics=_topics(found, topic, topic.OffsetFetchResponsePartitions, Code.NONE),
                 )
             )
         return OffsetFetchResponse(groups=groups)
     code, found = await _offsets(context, request.group_id, request.topics)
+    await context.room()
     topic = OffsetFetchResponse.OffsetFetchResponseTopic
     in_partitions = code if version < 2 else Code.NONE  # before version 2 there is no other place for it
     if code is not Code.NONE:
@@ -100,8 +103,8 @@ async def _offsets(context: Context, name: str, asked: Iterable[Any] | None) -> 
     offsets = {} if known is None else known.offsets
     if asked is not None:
         return Code.NONE, [
-            (topic.name, [(index, offsets.get((topic.name, index))) for index in topic.partition_indexes])
-            for topic in asked
+            (name, [(index, offsets.get((name, index))) for index in indexes])
+            for name, indexes in {topic.name: dict.fromkeys(topic.partition_indexes) for topic in asked}.items()
         ]
     by_topic: dict[str, list[tuple[int, Any]]] = {}
     for (topic_name, index), offset in sorted(offsets.items()):

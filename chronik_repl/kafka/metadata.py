@@ -74,13 +74,6 @@ def topic_id(door: Door, name: str) -> UUID:
     return uuid5(NAMESPACE_OID, f"{door.house.cluster_id}/{name}")
 
 
-def _name(door: Door, asked: Any) -> str:
-    """Of a topic that is asked for by name, or by id."""
-    if asked.name is not None:
-        return str(asked.name)
-    return next((name for name in door.house.log.state.topics if topic_id(door, name) == asked.topic_id), "")
-
-
 async def metadata(context: Context, version: int, request: Any) -> Any:
     door = context.door
     everyone = brokers(door)
@@ -92,9 +85,12 @@ async def metadata(context: Context, version: int, request: Any) -> Any:
         names = [name for name, topic in known.items() if topic.partitions]
         codes = dict.fromkeys(names, Code.NONE)
     else:
-        names = list(dict.fromkeys(_name(door, topic) for topic in request.topics))
+        by_id = {} if all(asked.name is not None for asked in request.topics) else {topic_id(door, n): n for n in known}
+        asked_for = (by_id.get(asked.topic_id, "") if asked.name is None else asked.name for asked in request.topics)
+        names = list(dict.fromkeys(asked_for))
         create = version < 4 or request.allow_auto_topic_creation
         codes = {name: await _find(door, name, create=create) for name in names}
+    await context.room()
     topics = []
     for name in names:
         code = codes[name]

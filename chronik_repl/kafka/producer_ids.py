@@ -39,7 +39,7 @@ class Ids:
 
     async def _give(self) -> int | None:
         log, epoch = self._house.log, self._house.epoch
-        if not self._house.accepting:
+        if not self._house.accepting or not self._house.sync_in_force:
             return None
         producer_id = log.state.next_producer_id
         await log.committed.wait(log.append_change(ProducerIdGiven(producer_id)).end)

@@ -184,6 +184,7 @@ async def create_topics(context: Context, version: int, request: Any) -> Any:
         return None if request.validate_only else make_topic(door, topic.name, partitions, configs)
 
     wrongs = await _change(door, [(topic.name, topic) for topic in request.topics], make, request.timeout_ms)
+    await context.room()
     factor = max(1, len(door.house.peers))
     answers = []
     for name in dict.fromkeys(topic.name for topic in request.topics):
@@ -246,21 +247,28 @@ async def create_partitions(context: Context, version: int, request: Any) -> Any
     )
 
 
+def _once(keys: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if keys is None else tuple(dict.fromkeys(keys))
+
+
 async def describe_configs(context: Context, version: int, request: Any) -> Any:
     door = context.door
+    await context.room()
     results = []
     result_of = DescribeConfigsResponse.DescribeConfigsResult
-    for resource in request.resources:
-        code, message, configs = Code.NONE, None, true_configs(door)
-        kind, name = resource.resource_type, resource.resource_name
+    topic_configs = true_configs(door)
+    asked = ((r.resource_type, r.resource_name, _once(r.configuration_keys)) for r in request.resources)
+    for kind, name, wanted in dict.fromkeys(asked):
+        code, message, configs = Code.NONE, None, topic_configs
         topic = door.house.log.state.topics.get(name)
         if kind == TOPIC and (topic is None or not topic.partitions):
             code, message, configs = Code.UNKNOWN_TOPIC_OR_PARTITION, "no such topic", {}
-        elif kind == BROKER:
+        elif kind == BROKER and name in ("", str(door.house.node_id)):
             configs = _broker_configs(door)
+        elif kind == BROKER:
+            code, message, configs = Code.INVALID_REQUEST, f"this is node {door.house.node_id}: ask that one", {}
         elif kind != TOPIC:
             code, message, configs = Code.INVALID_REQUEST, f"configs of resource type {kind} are not kept here", {}
-        wanted = resource.configuration_keys
         results.append(
             result_of(
                 error_code=code,

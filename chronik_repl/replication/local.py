@@ -98,6 +98,18 @@ class Local:
         state = self.log.state
         return epochs.membership_in_force(state.membership, self.log.committed.value, state.history)
 
+    def sync_replicas_asked(self, by_the_log: int) -> int:
+        """The k that the variables ask for; what is not set stays as the log says."""
+        settings = self.settings
+        if settings.is_set("replication_mode"):
+            if settings.replication_mode == "async":
+                return 0
+            if settings.is_set("replication_sync_replicas") or not by_the_log:
+                return settings.replication_sync_replicas
+        elif settings.is_set("replication_sync_replicas") and by_the_log:
+            return settings.replication_sync_replicas
+        return by_the_log
+
     def handshake(self, purpose: Purpose, epoch: Epoch = NO_EPOCH) -> Handshake:
         log, me = self.log, self.member
         return Handshake(

@@ -56,6 +56,11 @@ def enough_live(me: Identity, sets: Sequence[Electorate], live: Set[Identity]) -
     return all(len((live - {me}) & members.who) >= members.sync_replicas for members in sets)
 
 
+def in_force(asked: int, sets: Sequence[Electorate]) -> bool:
+    """Does every set that counts hold to the k that is asked for? Until then a commit can be the leader's alone."""
+    return bool(sets) and all(members.sync_replicas >= asked for members in sets)
+
+
 class Progress:
     """One leadership's count of who holds what."""
 

@@ -20,6 +20,7 @@ import trio
 
 from chronik_repl.errors import ChronikError, CorruptLog, DiskFailed, OutOfRange, first_of
 from chronik_repl.positions import ORIGIN, Checksum, Epoch, Offset, Position
+from chronik_repl.wal.ages import AgeClock
 from chronik_repl.wal.changes import Change, EpochStart
 from chronik_repl.wal.committer import SPARE, Committer
 from chronik_repl.wal.disk import Buffer, Disk
@@ -77,7 +78,8 @@ class Log:
             disk, self._store, self._committer, self._reader, self.stats, lambda: self.state
         )
         self._visibility = Visibility(self._committer.high_watermark_moved, self._housekeeper.start_at)
-        self._writer = Writer(self._store, self._committer, self._visibility, settings, self.stats, clock_ms)
+        self.ages = AgeClock(clock_ms, trio.current_time)
+        self._writer = Writer(self._store, self._committer, self._visibility, settings, self.stats, clock_ms, self.ages)
         self._scrubber = Scrubber(self._store, self._reader, self.stats, settings.scrub_mb_per_s, self._note_damage)
         self.durable = self._visibility.durable
         self.committed = self._visibility.committed

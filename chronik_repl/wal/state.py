@@ -242,9 +242,10 @@ class State:
     def drop_topic(self, name: str) -> None:
         del self.topics[name], self.topics_raw[name.encode()]
 
-    def expire(self) -> None:
-        """The leader, before a snapshot: forget producers and groups that were idle for too long by the log's time."""
-        now_ms = self.timestamp_ms
+    def expire(self, now_ms: int) -> None:
+        """The leader, before a snapshot: forget producers and groups that were idle for too long by the log's time, and
+        by the time that it is."""
+        now_ms = min(now_ms, self.timestamp_ms)
         for partition in self.partitions():
             idle = [k for k, p in partition.producers.items() if now_ms - p.timestamp_ms > PRODUCER_IDLE_MS]
             for producer_id in idle:

@@ -13,6 +13,7 @@ from struct import Struct
 
 from chronik_repl.errors import ChronikError, DiskFull, NotLeader, OutOfRange, StateFull
 from chronik_repl.positions import CHAIN_SEED, NO_EPOCH, ORIGIN, Checksum, Epoch, Offset, Position
+from chronik_repl.wal.ages import AgeClock
 from chronik_repl.wal.changes import Change, EpochStart, LogStartMoved, MembersChanged, SnapshotPart, encode_change
 from chronik_repl.wal.committer import Committer
 from chronik_repl.wal.disk import Buffer
@@ -42,9 +43,10 @@ class Writer:
         settings: LogSettings,
         stats: LogStats,
         clock_ms: Callable[[], int],
+        ages: AgeClock,
     ) -> None:
         self._store, self._committer, self._visibility = store, committer, visibility
-        self._settings, self._stats, self._clock_ms = settings, stats, clock_ms
+        self._settings, self._stats, self._clock_ms, self._ages = settings, stats, clock_ms, ages
         self.listeners: list[Listener] = []
         self.state = State()
         self.end = ORIGIN
@@ -218,7 +220,7 @@ class Writer:
 
     def _roll(self) -> None:
         """The leader begins a new segment, with a snapshot of the state."""
-        self.state.expire()
+        self.state.expire(self._ages.now_ms())
         snapshot = self.state.snapshot()
         self._snapshot_bytes, self._changed_bytes = len(snapshot), 0
         parts = split(snapshot)

@@ -67,7 +67,7 @@ class Cluster:
         with contextlib.suppress(OSError, ValueError):
             status = self.status()
             streaming = [f for f in status["followers"] if f["member"] and f["state"] == "streaming"]
-            return bool(status["ready"] and status["sync_replicas"] == 1 and len(streaming) == 2)
+            return bool(status["ready"] and status["sync_in_force"] and len(streaming) == 2)
         return False
 
     def logs(self) -> str:

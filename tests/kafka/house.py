@@ -35,7 +35,7 @@ class OneHouse:
         self.epoch = 0
         self.accepting = True
         self.serving = True
-        self.enough_replicas = True
+        self.enough_replicas = self.sync_in_force = True
         self.ready = True
         self.meters = Meters()
         self.peers: tuple[Peer, ...] = (Peer(node_id, live=True),)
@@ -100,6 +100,7 @@ class OneHouse:
             leader=self.leader,
             mode="async",
             sync_replicas=0,
+            sync_in_force=True,
             acks_all_means="durable here",
             ready=True,
             uptime_s=0.0,

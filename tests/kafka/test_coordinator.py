@@ -169,6 +169,32 @@ async def test_a_high_watermark_that_stands_still_is_told_not_waited_for_for_eve
                 assert code_of(await client.ask(commit(1), 8)) == Code.COORDINATOR_NOT_AVAILABLE
 
 
+async def test_nothing_is_written_before_as_many_disks_hold_it_as_were_asked_for(tmp_path: Path) -> None:
+    """Who is a member already goes on: nothing is promised anew by a heartbeat or by what was committed before."""
+    with trio.fail_after(DEADLINE_S):
+        async with open_door(tmp_path) as (house, address), connect(address) as client:
+            await client.make_topic("t")
+            member_id, generation = await one_member(client)
+            assert code_of(await client.ask(commit(1, member_id=member_id, generation=generation), 8)) == Code.NONE
+            house.sync_in_force = False
+            end = house.log.end
+            one = codec.LeaveGroupRequest.MemberIdentity(member_id=member_id)
+            leave = codec.LeaveGroupRequest(group_id="g", members=[one])
+            for asked, version in (
+                (join(member_id), 8),
+                (sync(member_id, generation, {member_id: b"x"}), 5),
+                (leave, 5),
+            ):
+                assert (await client.ask(asked, version)).error_code == Code.COORDINATOR_NOT_AVAILABLE
+            refused = await client.ask(commit(2, member_id=member_id, generation=generation), 8)
+            assert code_of(refused) == Code.COORDINATOR_NOT_AVAILABLE
+            given = await client.ask(codec.InitProducerIdRequest(transactional_id=None), 4)
+            assert given.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+            assert house.log.end == end
+            assert (await client.ask(heartbeat(member_id, generation), 4)).error_code == Code.NONE
+            assert await committed(client) == 1
+
+
 async def test_a_restart_forgets_nothing_and_causes_no_rebalance(tmp_path: Path) -> None:
     with trio.fail_after(2 * DEADLINE_S):
         async with open_door(tmp_path) as (_, address), connect(address) as client:

@@ -97,7 +97,7 @@ def test_idle_groups_and_producers_are_forgotten_by_the_logs_time() -> None:
         partition.produced(producer_id, 0, 0, (Offset(0), Position(1), 1), day * DAY_MS)
     at(8, OffsetsCommitted("used", offsets))
     state.timestamp_ms += 1
-    state.expire()
+    state.expire(state.timestamp_ms)
     kept = State.restore(state.snapshot())
     assert sorted(kept.groups) == ["full", "late", "used"]
     assert sorted(kept.topics["t"].partitions[0].producers) == [2]

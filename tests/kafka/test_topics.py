@@ -168,12 +168,14 @@ async def test_configs_and_cluster(tmp_path: Path) -> None:
                     resource_of(resource_type=2, resource_name="none", configuration_keys=None),
                     resource_of(resource_type=4, resource_name="1", configuration_keys=None),
                     resource_of(resource_type=8, resource_name="x", configuration_keys=None),
+                    resource_of(resource_type=4, resource_name="2", configuration_keys=None),
+                    resource_of(resource_type=2, resource_name="t", configuration_keys=None),  # again: answered once
                 ],
                 include_synonyms=False,
                 include_documentation=False,
             )
             results = (await client.ask(request, version)).results
-            assert [r.error_code for r in results] == [0, 0, 3, 0, 42]
+            assert [r.error_code for r in results] == [0, 0, 3, 0, 42, 42]
             assert [(c.name, c.value) for c in results[1].configs] == [("cleanup.policy", "delete")]
             assert {c.name for c in results[3].configs} >= {"broker.id", "num.partitions"}
         for version in (0, 1):

@@ -79,6 +79,15 @@ def test_enough_live() -> None:
     assert not progress.enough_live(A, (*three(1), Electorate(frozenset((A, D)), 1)), {B})
 
 
+def test_k_is_in_force_when_every_set_that_counts_holds_to_it() -> None:
+    assert progress.in_force(1, three(1))
+    assert progress.in_force(0, three(0))
+    assert not progress.in_force(1, three(0))
+    assert not progress.in_force(1, (Electorate(frozenset((A,)), 0), *three(1)))  # the change is not committed
+    assert not progress.in_force(2, three(1))
+    assert not progress.in_force(0, ())
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([B, C, D]), st.integers(0, 1000)), max_size=30),
     st.integers(0, 3),

@@ -17,6 +17,8 @@ from chronik_repl.errors import NotLeader
 from chronik_repl.positions import Position
 from chronik_repl.replication.streams import TcpStream
 from chronik_repl.standing import FollowerStatus
+from chronik_repl.wal import ages
+from chronik_repl.wal.changes import CommittedOffset, OffsetsCommitted
 from tests.replication.cluster import TOPIC, Cluster, Running, produce, produced, running_cluster, until
 from tests.replication.proxy import Wire
 
@@ -165,6 +167,40 @@ async def test_kf31_wall_clock_jumps_change_nothing(tmp_path: Path) -> None:
             await trio.sleep(0.5)
         assert stamps == sorted(stamps)
         assert follower(leader, 2).reconnects == 0
+        await cluster.same_logs()
+
+
+async def test_kf31_a_clock_that_leaps_a_week_expires_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "RETENTION_INTERVAL_S", 0.05)
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1, replication_mode="sync", wal_segment_bytes="64KiB")
+        log, jump_s = leader.up.log, [0.0]
+        real = leader.up._local._clock
+        log._writer._clock_ms = log.ages._wall_ms = lambda: int((real() + jump_s[0]) * 1000)
+        log.append_change(OffsetsCommitted("idle", (CommittedOffset(TOPIC, 0, 1),)))
+
+        async def fill(segments: int) -> None:
+            before = log.segments
+            while log.segments < before + segments:
+                end = produce(leader, bytes(10_000)).end
+                await log.committed.wait(end)
+
+        await fill(3)
+        jump_s[0] = 8 * 24 * 3600.0
+        await until(lambda: log.ages.ahead_s > 600_000, "it is noticed")
+        await until(lambda: "8 days, 0:00:00 ahead" in leader.up.status().events[-1].text, "and said")
+        assert leader.up.status().log.clock_ahead_s > 600_000
+        await fill(3)  # with a snapshot of the state each, and rounds of retention in between
+        assert log.start == 0
+        assert "idle" in log.state.groups
+        jump_s[0] = 0.0  # somebody mends the clock
+        await until(lambda: log.ages.ahead_s == 0, "that is noticed too")
+        await fill(2)
+        assert log.start == 0
+        assert "idle" in log.state.groups
+        jump_s[0] = 8 * 24 * 3600.0
+        monkeypatch.setattr(ages, "PATIENCE_S", 0.1)  # and this time it stays
+        await until(lambda: log.start > 0, "what is a week old goes")
         await cluster.same_logs()
 
 

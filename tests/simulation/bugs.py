@@ -248,6 +248,11 @@ BUGS: dict[str, Bug] = {
         (34,),
         ((progress, "held_by", lambda members, me, acked, durable_end: durable_end),),
     ),
+    "sync-begins-alone": Bug(
+        "a leader acks all before as many followers as are asked for are members",
+        (34,),
+        ((progress, "in_force", lambda asked, sets: True),),
+    ),
     "async-waits": Bug(
         "in async mode the slowest follower holds everyone up", (35,), ((progress, "held_by", _all_of_them),)
     ),
@@ -339,6 +344,7 @@ CAUGHT: dict[str, int] = {
     "retry-again": 6,
     "early-ack-missed": 1,
     "acks-all-is-local": 2,
+    "sync-begins-alone": 2,
     "async-waits": 1,
     "count-old-frames": 2,
     "start-not-durable": 1,

@@ -174,6 +174,12 @@ class Machine:
         return node is not None and node._leadership is not None and node._leadership.begun
 
     @property
+    def sync_replicas_asked(self) -> int:
+        """By its operator, in its environment; 0 where that says nothing."""
+        settings = self.settings
+        return settings.replication_sync_replicas if settings.replication_mode == "sync" else 0
+
+    @property
     def frozen(self) -> bool:
         return self.cluster.fabric.is_frozen(self.name)
 

@@ -318,18 +318,7 @@ class Judge:
         last_change = state.membership[-1][0] if state.membership else 0
         for known, end in ((before, last_change if before < last_change < now else now), (now, now)):
             data = self.read(machine.disk.medium, start, end, durable=True)
-            holders = {
-                epochs.Identity(other.node_id, other.directory)
-                for other in self.machines.values()
-                if other is not machine and self._has_copy(other, start, end, data)
-            }
-            # A copy that was acked and then lost with its disk was one: it is among the k that may be lost.
-            there = {other.directory for other in self.machines.values()}
-            holders |= {
-                who
-                for who, (epoch, position) in self._acked_in.items()
-                if who.directory_id not in there and epoch == node.epoch and position >= end
-            }
+            holders = self._holders(machine, node.epoch, start, end, data)
             for members in in_force(state.membership, known, state.history):
                 have = len(holders & members.who)
                 if have < members.sync_replicas:
@@ -337,6 +326,21 @@ class Judge:
                         f"promise 1: {machine.name} commits {end} with {have} of {members.sync_replicas} durable copies"
                     )
                     return
+
+    def _holders(self, machine: Machine, epoch: int, start: int, end: int, data: bytes | None) -> set[epochs.Identity]:
+        """Who else has a durable copy. One that was acked and then lost with its disk was one: it is among the k that
+        may be lost."""
+        there = {other.directory for other in self.machines.values()}
+        lost = {
+            who
+            for who, (acked_epoch, position) in self._acked_in.items()
+            if who.directory_id not in there and acked_epoch == epoch and position >= end
+        }
+        return lost | {
+            epochs.Identity(other.node_id, other.directory)
+            for other in self.machines.values()
+            if other is not machine and self._has_copy(other, start, end, data)
+        }
 
     def _has_copy(self, machine: Machine, start: int, end: int, data: bytes | None) -> bool:
         if machine.rotten:  # it was whole when it said so
@@ -350,6 +354,15 @@ class Judge:
             self.broken(f"promise 1: {machine.name} acks {acked.position}, which a power cut would take away")
         if acked.everyone and len(self.canon) < acked.end:
             self.broken(f"promise 1: {machine.name} acks {acked.position} to acks=all, and it is not committed")
+        asked = machine.sync_replicas_asked
+        if acked.everyone and not any(epoch > acked.epoch for epoch in self.lossy):
+            data = self.read(machine.disk.medium, acked.position, acked.end)
+            have = len(self._holders(machine, acked.epoch, acked.position, acked.end, data))
+            if have < asked:
+                self.broken(
+                    f"promise 1: {machine.name} acks {acked.position} to acks=all with {have} of the {asked} durable "
+                    "copies that its operator asked for"
+                )
         self.acked.append(acked)
 
     def told_id(self, producer_id: int, node: str) -> None:

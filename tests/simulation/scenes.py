@@ -37,19 +37,21 @@ class Scene(Story):
             for machine in self.cluster.machines.values():
                 nursery.start_soon(self._keep_running, machine)
             nursery.start_soon(self._make_topic)
-            assert await self._wait_until(self.whole, 20)
-            await self.write("n1", 3)
-            assert await self._wait_until(self.whole, 20)
+            if self._act.whole_at_first:
+                assert await self._wait_until(self.whole, 20)
+                await self.write("n1", 3)
+                assert await self._wait_until(self.whole, 20)
             await self._act.play(self)
             self._calm_down()
             if not self.judge.verdicts:
                 await self._calm()
             nursery.cancel_scope.cancel()
 
-    def whole(self) -> bool:
+    def whole(self, others: int | None = None) -> bool:
+        """Does somebody lead with so many others (all, if nothing is said)?"""
         leading = self.cluster.leader()
         known = leading is not None and leading.node is not None and "t" in leading.node.log.state.topics
-        return known and len(self._in_session()) == self.size.nodes - 1
+        return known and len(self._in_session()) == (self.size.nodes - 1 if others is None else others)
 
     def at(self, name: str) -> Machine:
         return self.cluster.machines[name]
@@ -113,6 +115,7 @@ class Act(NamedTuple):
     bug: str
     nodes: int = 3
     sync_replicas: int = 1
+    whole_at_first: bool = True
 
 
 async def lagging_high_watermark(scene: Scene) -> None:
@@ -213,6 +216,18 @@ async def restarted_reader(scene: Scene) -> None:
     scene.kill("n1", 4.0)
     scene.cut_power("n2", 0.1)
     await scene.back("n2")
+
+
+async def begins_alone(scene: Scene) -> None:
+    """A sync cluster whose leader founds it before any follower can be reached: nobody else holds what it has."""
+    scene.cluster.variables(scene.at("n1"), bootstrap=True)
+    scene.cut("n1", "n2 n3")
+    assert await scene._wait_until(lambda: scene.whole(others=0), 10)
+    await scene.write("n1", 3)
+    await scene.write("n1", 3, everyone=False)
+    scene.heal()
+    assert await scene._wait_until(scene.whole, 20)
+    await scene.write("n1", 3)
 
 
 async def second_leader_of_an_epoch(scene: Scene) -> None:
@@ -380,6 +395,7 @@ ACTS: dict[str, Act] = {
     "kf7": Act(lonely_candidate, "one-grant-fewer"),
     "kf8": Act(late_message, "old-session-goes-on"),
     "kf9": Act(restarted_reader, "high-watermark-not-kept"),
+    "kf34": Act(begins_alone, "sync-begins-alone", whole_at_first=False),
     "kf51": Act(old_frames, "count-old-frames"),
     "kf52": Act(start_is_lost, "start-not-durable"),
     "kf53": Act(second_leader_of_an_epoch, "equal-epoch", 4, 2),

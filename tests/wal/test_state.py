@@ -203,12 +203,12 @@ def test_idle_producers_and_empty_groups_expire_by_the_logs_time() -> None:
     tape.change(GroupChanged("busy", 1, members=(GroupMember("m"),)))
     tape.now_ms += max(PRODUCER_IDLE_MS, GROUP_IDLE_MS)
     tape.batch("t", 0, 1, (2, 0, 0))
-    tape.state.expire()
+    tape.state.expire(tape.now_ms)
     assert set(tape.state.groups) == {"idle", "busy"}
     assert set(tape.state.topics["t"].partitions[0].producers) == {1, 2}
     tape.now_ms += 1
     tape.batch("t", 0, 1, (2, 0, 1))
-    tape.state.expire()
+    tape.state.expire(tape.now_ms)
     assert set(tape.state.groups) == {"busy"}
     assert set(tape.state.topics["t"].partitions[0].producers) == {2}
 

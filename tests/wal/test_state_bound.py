@@ -115,7 +115,7 @@ async def test_a_removed_topic_keeps_no_producers() -> None:
         lead(log)
         log.state.topics["t"].partitions[0].produced(5, 0, 0, (Offset(0), Position(0), 1), 0)
         log.append_change(TopicRemoved("t"))
-        log.state.expire()
+        log.state.expire(log.state.timestamp_ms)
         assert not log.state.topics["t"].retired[0].producers
 
 
@@ -126,5 +126,5 @@ def test_of_very_many_producers_those_that_wrote_last_are_kept(monkeypatch: pyte
     topic.partitions = [PartitionState("t", 0), PartitionState("t", 1)]
     for number in range(30):
         topic.partitions[number % 2].produced(number, 0, 0, (Offset(0), Position(0), 1), 1000 + number)
-    state.expire()
+    state.expire(state.timestamp_ms)
     assert {k for partition in state.partitions() for k in partition.producers} == set(range(20, 30))

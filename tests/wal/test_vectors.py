@@ -160,9 +160,11 @@ def make_log() -> dict[str, bytes]:
 
     async def main() -> None:
         disk = SimDisk(random.Random(0), medium)
-        now = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
+        start_ms = 1_700_000_000_000
+        now = iter(range(start_ms, 1_800_000_000_000, 1000))  # one a frame
         settings = LogSettings(segment_bytes=4096, min_free_bytes=0, scrub_mb_per_s=0)
-        log = await Log.open(disk, settings, None, clock_ms=lambda: next(now))
+        log = await Log.open(disk, settings, None, clock_ms=lambda: start_ms)
+        log._writer._clock_ms = lambda: next(now)
         async with trio.open_nursery() as nursery:
             await nursery.start(log.run)
             log.found("vectors")
