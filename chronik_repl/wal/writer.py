@@ -337,4 +337,4 @@ class Writer:
         goes elsewhere as long as someone holds them."""
         if frames:
             assert self._segment is not None
-            self._committer.add(self._segment, frames, self.end, self.end_checksum)
+            self._committer.add(self._segment, frames, self.end, self.end_checksum, all_there_is=True)
