@@ -89,7 +89,9 @@ class CommitThread:
         done: Job | None = None  # and not told yet
         while True:
             if not jobs:
-                _tell(done)
+                if done is not None:  # the event loop shall find the interpreter free when it wakes
+                    os.eventfd_write(done.bell, 1)
+                    done.rang = True
                 done = None
                 self._idle = True
                 if not jobs:  # one that came after this is not missed: its sender sees `_idle`
