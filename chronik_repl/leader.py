@@ -11,7 +11,6 @@ promises a later epoch: then nothing more is accepted and whoever waits is told.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import trio
@@ -398,7 +397,7 @@ class Leadership:
         try:
             split_address(address)
         except ValueError as error:
-            raise Refused(f"no such address: {error}") from None
+            raise Refused(f"no such address: {error}, as in node4:9291") from None
         link = self._links.get(address)
         if link is None or not link.live:
             if link is not None:
@@ -413,16 +412,14 @@ class Leadership:
             if link.identity in {epochs.identity(m) for m in changes[-1][1].members}:
                 await self._log.committed.wait(changes[-1][0])
                 return
-            with trio.move_on_at(give_up_at if link.identity is None else math.inf):
+            now = trio.current_time()
+            with trio.move_on_at(now + ANSWER_TIMEOUT_S if link.live else give_up_at):
                 await self._log.committed.wait_beyond(self._log.committed.value)
-            if link.identity is None and trio.current_time() >= give_up_at:
+            if not link.live and trio.current_time() >= give_up_at:
                 if self._links.get(address) is link and address not in self._local.settings.replication_followers:
                     link.stop()
                     del self._links[address]
-                raise Refused(
-                    f"nobody answers at {address}: {link.detail or 'no connection'}. Start the node there, or correct "
-                    "the address"
-                )
+                raise Refused(_not_added(link))
 
     async def remove_member(self, which: int | str) -> None:
         """By its node id, or by its replication address. Returns once it is committed."""
@@ -485,6 +482,16 @@ class Leadership:
         members = {epochs.identity(m) for m in self._log.state.membership[-1][1].members} - {self._local.me}
         held = [acked.get(who, Position(0)) for who in members]
         return held + [x.durable_end for x in self._links.values() if x.live and x.identity not in members]
+
+
+def _not_added(link: Link) -> str:
+    why = link.detail or "no connection"
+    if link.identity is None:
+        return f"nobody answers at {link.address}: {why}. Start the node there, or correct the address"
+    return (
+        f"node {link.node_id} answers at {link.address}, but cannot be added: {why}. Mend that, or give another "
+        "address; the log of the node there says more"
+    )
 
 
 def _names(change: MembersChanged) -> str:

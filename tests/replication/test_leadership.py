@@ -290,6 +290,18 @@ async def test_an_address_where_nobody_answers_is_given_up(tmp_path: Path, monke
             assert [follower.address for follower in leader.up.status().followers] == [cluster.nodes[2].address]
 
 
+async def test_a_node_of_another_cluster_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronik_repl.leader.ANSWER_TIMEOUT_S", 0.3)
+    async with running_cluster(tmp_path) as cluster, running_cluster(tmp_path / "another") as another:
+        leader = await cluster.leader_and(1)
+        await another.leader_and(1)
+        stranger = another.nodes[2].address
+        why = f"node 2 answers at {stranger}, but cannot be added: .* of cluster .*: correct the address"
+        with trio.fail_after(10), pytest.raises(Refused, match=why):
+            await leader.up.command({"command": "members-add", "address": stranger}, print)
+        assert [follower.address for follower in leader.up.status().followers] == [cluster.nodes[2].address]
+
+
 async def test_drained_leader_loses_nothing_that_was_pending(tmp_path: Path) -> None:
     """While records stream in, another node is promoted: every record that was accepted is in the new leader's log."""
     async with running_cluster(tmp_path) as cluster:
