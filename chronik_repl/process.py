@@ -61,7 +61,7 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
 }
 
 HELP = """examples:
-  CHRONIK_NODE_ID=1 CHRONIK_DATA_DIR=data/one chronik-{program}
+  CHRONIK_NODE_ID={node} CHRONIK_DATA_DIR=data/{node} chronik-{program}
   chronik config config/{program}.env --as {program}      checks a file of variables, before a start
 
 exit codes: 0 stopped as asked, 1 a bug, 2 configuration, 3 data directory, 4 disk, 5 cannot lead"""
@@ -89,7 +89,7 @@ def main(program: Program, arguments: Sequence[str], environ: Mapping[str, str] 
         prog=f"chronik-{program}",
         description=f"A node of a chronik-repl cluster, started as a {program}. It is configured by environment "
         "variables:\n`chronik config` shows every one, its value and its meaning.",
-        epilog=HELP.format(program=program),
+        epilog=HELP.format(program=program, node=1 if program == "leader" else 2),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"chronik-repl {__version__}")

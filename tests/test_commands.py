@@ -178,6 +178,12 @@ def test_help_has_examples_that_are_commands(command: argparse.ArgumentParser) -
 def test_what_acts_needs_to_know_where(command: str, tmp_path: Path) -> None:
     assert "CHRONIK_DATA_DIR" in chronik(command, code=2)
     assert "no node runs in" in chronik(command, "--data-dir", tmp_path, code=2)
+@pytest.mark.parametrize("command", list(parsers(build_parser())), ids=lambda parser: str(parser.prog))
+def test_help_explains_every_word(command: argparse.ArgumentParser) -> None:
+    chosen = [action for action in command._actions if not isinstance(action, argparse._SubParsersAction)]
+    assert [action.dest for action in chosen if not action.help] == []
+
+
 
 
 def test_a_port_that_is_not_http_is_told_from_a_silent_one(cluster: Cluster) -> None:

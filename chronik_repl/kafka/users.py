@@ -162,7 +162,7 @@ def register(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add = actions.add_parser(
         "add", help="add a user, or give one a new password", epilog=EXAMPLES, formatter_class=style
     )
-    add.add_argument("name")
+    add.add_argument("name", help="letters, digits and . _ @ + -, 128 at most")
     add.add_argument("--password-stdin", action="store_true", help="read the password from the first line of stdin")
     add.set_defaults(run=_add)
     show = actions.add_parser("list", help="show the users", epilog=EXAMPLES, formatter_class=style)
@@ -171,7 +171,7 @@ def register(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     remove = actions.add_parser(
         "remove", help="remove a user; connections that are open stay open", epilog=EXAMPLES, formatter_class=style
     )
-    remove.add_argument("name")
+    remove.add_argument("name", help="as `chronik users list` shows it")
     remove.set_defaults(run=_remove)
     for action in (add, show, remove):
         action.add_argument(
