@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import trio
@@ -208,12 +208,12 @@ class Node:
             "replication": local.replication_address,
         }
 
+    def say(self, level: Literal["info", "warning"], text: str) -> None:
+        self._local.say(level, text)
+
     async def wait_ready(self) -> None:
         while not self.ready:
-            await self._something_changed()
-
-    async def _something_changed(self) -> None:
-        await self._changes.wait()
+            await self._changes.wait()
 
     def _tell_changed(self) -> None:
         """The role, or what it waits for, is another now."""
@@ -365,7 +365,7 @@ class Node:
             return
         with trio.move_on_after(HAND_OVER_TIMEOUT_S):  # let the new leader have our answer
             while self._handed_over:
-                await self._something_changed()
+                await self._changes.wait()
         raise CannotLead(
             f"deposed: {deposed}. To rejoin, start this directory with chronik-follower "
             "(or CHRONIK_WAL_RECEIVER_ENABLED=true) and, if the new leader does not know its address, run "
@@ -437,7 +437,7 @@ class Node:
         epoch = self._won.epoch
         with trio.move_on_after(BEGIN_TIMEOUT_S):
             while not (self._leadership is not None and self._leadership.begun and self._leadership.epoch == epoch):
-                await self._something_changed()
+                await self._changes.wait()
             return
         raise Refused(f"epoch {epoch} was won but could not begin; look at this node's log")
 

@@ -49,6 +49,7 @@ from chronik_repl.listening import listen
 from chronik_repl.node import Door, Node, run_node
 from chronik_repl.notify import notify
 from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
+from chronik_repl.values import show_size
 from chronik_repl.wal.disk import RealDisk, refuse_in_use
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
@@ -72,6 +73,7 @@ M_TRIM_THRESHOLD, KEPT_BYTES = -1, 32 * 1024 * 1024
 M_MMAP_THRESHOLD, BLOCK_BYTES_MAX = -3, 16 * 1024 * 1024
 # Open files that are not Kafka connections: 256 of other nodes, 200 of HTTP, 64 segments, the rest of the program.
 FILES_RESERVED, CONNECTIONS_MIN = 640, 16
+SPACE_INTERVAL_S = 2.0
 
 logger = structlog.get_logger("chronik")
 
@@ -140,6 +142,7 @@ async def run(settings: Settings, program: Program) -> None:
             node = await nursery.start(node_task)
             await nursery.start(control.serve, settings.data_dir, node.command)
             nursery.start_soon(_tell_ready, node, settings)
+            nursery.start_soon(_watch_space, node, disk, settings.min_free_bytes)
             async for _ in signals:
                 notify("STOPPING=1")
                 nursery.start_soon(node.stop)
@@ -212,6 +215,23 @@ async def _tell_ready(node: Node, settings: Settings) -> None:
         acks_all=status.acks_all_means,
     )
     notify(f"READY=1\nSTATUS={status.role} of {status.cluster_id}")
+
+
+async def _watch_space(node: Node, disk: RealDisk, floor_bytes: int) -> None:
+    """Below the floor whoever produces is told of a disk error, and no more: why, and what to do, is said here."""
+    short = False
+    while True:
+        if (disk.free_bytes() < floor_bytes) != short:
+            short = not short
+            if short:
+                node.say(
+                    "warning",
+                    f"less than CHRONIK_MIN_FREE_BYTES ({show_size(floor_bytes)}) are free on the disk: appends are "
+                    "refused, reads go on. Free some space, or lower that variable",
+                )
+            else:
+                node.say("info", "the disk has room again: appends are taken")
+        await trio.sleep(SPACE_INTERVAL_S)
 
 
 def set_up_logging(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -11,15 +12,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chronik_repl import control
 from chronik_repl.cli import build_parser, main
 from chronik_repl.demo.cluster import Cluster, Node
 from chronik_repl.demo.shop import Shop
+from chronik_repl.errors import Refused
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -174,16 +178,16 @@ def test_help_has_examples_that_are_commands(command: argparse.ArgumentParser) -
         build_parser().parse_args(shlex.split(example)[1:])
 
 
-@pytest.mark.parametrize("command", ["members", "promote"])
-def test_what_acts_needs_to_know_where(command: str, tmp_path: Path) -> None:
-    assert "CHRONIK_DATA_DIR" in chronik(command, code=2)
-    assert "no node runs in" in chronik(command, "--data-dir", tmp_path, code=2)
 @pytest.mark.parametrize("command", list(parsers(build_parser())), ids=lambda parser: str(parser.prog))
 def test_help_explains_every_word(command: argparse.ArgumentParser) -> None:
     chosen = [action for action in command._actions if not isinstance(action, argparse._SubParsersAction)]
     assert [action.dest for action in chosen if not action.help] == []
 
 
+@pytest.mark.parametrize("command", ["members", "promote"])
+def test_what_acts_needs_to_know_where(command: str, tmp_path: Path) -> None:
+    assert "CHRONIK_DATA_DIR" in chronik(command, code=2)
+    assert "no node runs in" in chronik(command, "--data-dir", tmp_path, code=2)
 
 
 def test_a_port_that_is_not_http_is_told_from_a_silent_one(cluster: Cluster) -> None:
@@ -358,6 +362,24 @@ def test_an_address_that_is_none_is_told_what_one_looks_like(tmp_path: Path) -> 
     _, said = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "allowed is host:port, such as 127.0.0.1:9092" in said
+
+
+def test_a_node_without_room_says_so_and_what_to_do(tmp_path: Path) -> None:
+    """Its clients are told of a disk error, and no more."""
+    process = start("chronik-leader", tmp_path, CHRONIK_MIN_FREE_BYTES="500TiB")
+    deadline = time.monotonic() + 30
+    said: list[str] = []
+    try:
+        while not any("CHRONIK_MIN_FREE_BYTES (500TiB)" in text and "Free some space" in text for text in said):
+            assert time.monotonic() < deadline, said
+            with contextlib.suppress(Refused):  # not up yet
+                status = control.call(tmp_path / "data", {"command": "status"})["status"]
+                said = [event["text"] for event in status["events"]]
+            time.sleep(0.05)
+    finally:
+        process.terminate()
+        _, log = process.communicate(timeout=30)
+    assert "Free some space" in log
 
 
 def test_systemd_hears_of_readiness_and_of_the_end(tmp_path: Path) -> None:
