@@ -7,7 +7,8 @@ A line a user, the keys written as PostgreSQL writes them, base64. No password s
 can log in, and every guess costs all the iterations. The first line's secret makes salts for users that do not exist,
 always the same for the same name, so that nobody can tell them from those that do.
 
-The file is written aside and renamed, with mode 0600. A running server reads it again when it has changed.
+The file is written aside and renamed. A new one has mode 0600; one that is there keeps its mode and owner, so that root
+can keep a file that the node's user reads. A running server reads it again when it has changed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import base64
 import binascii
+import contextlib
 import getpass
 import hashlib
 import hmac
@@ -136,6 +138,11 @@ def write(path: Path, users: Users) -> None:
             file.write("\n".join(lines) + "\n")
         aside.replace(path)
     except OSError as error:
+            if path.exists():
+                before = path.stat()
+                with contextlib.suppress(PermissionError):  # it was another's
+                    os.fchown(descriptor, before.st_uid, before.st_gid)
+                os.fchmod(descriptor, before.st_mode & 0o777)
         raise Refused(
             f"{path} cannot be written: {error.strerror}. Name a file in a directory with room that this user may "
             "write to; nothing was changed"
