@@ -424,7 +424,7 @@ class Node:
     async def promote(self, *, accept_loss: bool = False, say: Say = lambda text: None) -> None:
         """Lead from now on. Raises Refused with what is missing."""
         if self._stopping:
-            raise Refused("this node is stopping")
+            raise Refused("this node is stopping: start it again first, or promote another one")
         async with self._standing:
             if self._leadership is not None:
                 raise Refused(f"node {self.node_id} leads already, since epoch {self._leadership.epoch}")
@@ -432,7 +432,7 @@ class Node:
             with self._stand_scope:
                 self._won = await self._campaign.stand(promoted=True, accept_loss=accept_loss, say=say)
             if self._won is None:
-                raise Refused("another node asked for a later epoch meanwhile: see who leads, and try again")
+                raise Refused("another node asked for a later epoch meanwhile: see `chronik status`, and try again")
             self._wake.set()
         epoch = self._won.epoch
         with trio.move_on_after(BEGIN_TIMEOUT_S):
@@ -467,13 +467,13 @@ class Node:
                 await self._as_leader().remove_member(which)
                 return {"members": [msgspec.to_builtins(peer) for peer in self.peers]}
             case other:
-                raise Refused(f"{other!r} is no command of this version")
+                raise Refused(f"{other!r} is no command of this node ({__version__}): use the `chronik` beside it")
 
     def _as_leader(self) -> Leadership:
         if self._leadership is None or not self._leadership.begun:
             leader = self.leader
-            where = f"node {leader.node_id} leads: run it there" if leader else "nobody leads now"
-            raise Refused(f"members are changed on the leader; {where}")
+            now = f"node {leader.node_id} leads: run it there" if leader else "nobody leads now: see `chronik status`"
+            raise Refused(f"members are changed on the leader; {now}")
         return self._leadership
 
 

@@ -90,7 +90,9 @@ def read(path: Path) -> Users:
             f"CHRONIK_KAFKA_USERS_FILE={path}: {error.strerror}. Give a file that this user can read"
         ) from error
     if len(raw) > FILE_BYTES_MAX:
-        raise ConfigError(f"CHRONIK_KAFKA_USERS_FILE={path}: larger than {FILE_BYTES_MAX} bytes")
+        raise ConfigError(
+            f"CHRONIK_KAFKA_USERS_FILE={path}: over {FILE_BYTES_MAX} bytes. Give the one that `chronik users` keeps"
+        )
     return parse(raw, str(path))
 
 
@@ -136,13 +138,13 @@ def write(path: Path, users: Users) -> None:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write("\n".join(lines) + "\n")
-        aside.replace(path)
-    except OSError as error:
             if path.exists():
                 before = path.stat()
                 with contextlib.suppress(PermissionError):  # it was another's
                     os.fchown(descriptor, before.st_uid, before.st_gid)
                 os.fchmod(descriptor, before.st_mode & 0o777)
+        aside.replace(path)
+    except OSError as error:
         raise Refused(
             f"{path} cannot be written: {error.strerror}. Name a file in a directory with room that this user may "
             "write to; nothing was changed"
