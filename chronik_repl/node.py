@@ -471,8 +471,8 @@ class Node:
 
     def _as_leader(self) -> Leadership:
         if self._leadership is None or not self._leadership.begun:
-            leader = self.leader
-            now = f"node {leader.node_id} leads: run it there" if leader else "nobody leads now: see `chronik status`"
+            live = self._live()
+            now = f"node {live.member.node_id} leads: run it there" if live else "nobody leads: see `chronik status`"
             raise Refused(f"members are changed on the leader; {now}")
         return self._leadership
 
