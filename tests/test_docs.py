@@ -102,6 +102,15 @@ def complaint(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
+def test_the_architecture_names_every_room_and_module_of_the_top_floor() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = re.findall(r"`([a-z_]+(?:\.py|/))`", page.partition("## The rooms")[2].partition("\n## ")[0])
+    package = ROOT / "chronik_repl"
+    there = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
+    there |= {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    assert set(table) - {"test_floor_plan.py"} == there
+
+
 def test_every_page_is_linked_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [page.name for page in ROOT.glob("docs/*.md") if f"(docs/{page.name})" not in readme] == []
