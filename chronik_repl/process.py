@@ -122,6 +122,7 @@ async def run(settings: Settings, program: Program) -> None:
         tls = tls_contexts(
             str(settings.replication_tls_cert), str(settings.replication_tls_key), str(settings.replication_tls_ca)
         )
+    network = TcpNetwork(tls)
     doors: dict[str, Door] = {"kafka": serve_kafka, "http": serve_http}
     refuse_in_use(settings.data_dir)
     await _try_doors(settings)
@@ -136,7 +137,15 @@ async def run(settings: Settings, program: Program) -> None:
         async with trio.open_nursery() as nursery:
 
             async def node_task(task_status: trio.TaskStatus[Node]) -> None:
-                await run_node(settings, disk, TcpNetwork(tls), program=program, doors=doors, task_status=task_status)
+                try:
+                    await run_node(settings, disk, network, program=program, doors=doors, task_status=task_status)
+                except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+                    if error.filename is None:
+                        raise  # not of the directory: a bug
+                    raise ForeignLog(
+                        f"{error.filename}: {error.strerror}. Give {settings.data_dir} and all that is in it to this "
+                        "process's user, as a node left it, or name another directory"
+                    ) from error
                 nursery.cancel_scope.cancel()
 
             node = await nursery.start(node_task)

@@ -359,6 +359,23 @@ def test_a_directory_that_cannot_be_made_ends_the_program_with_a_clear_message(t
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("name", ["wal", "lock"])
+def test_a_directory_that_a_node_did_not_leave_so_ends_the_program_with_a_clear_message(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    if name == "wal":
+        (tmp_path / "data" / "wal").touch()
+    else:
+        (tmp_path / "data" / "lock").mkdir()
+    process = start("chronik-leader", tmp_path)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3, said
+    assert f"data/{name}: " in said
+    assert "to this process's user" in said
+    assert "Traceback" not in said
+
+
 def test_an_address_that_is_none_is_told_what_one_looks_like(tmp_path: Path) -> None:
     process = start("chronik-leader", tmp_path, CHRONIK_KAFKA_BIND_ADDR="127.0.0.1:99999")
     _, said = process.communicate(timeout=30)
