@@ -74,6 +74,10 @@ M_MMAP_THRESHOLD, BLOCK_BYTES_MAX = -3, 16 * 1024 * 1024
 # Open files that are not Kafka connections: 256 of other nodes, 200 of HTTP, 64 segments, the rest of the program.
 FILES_RESERVED, CONNECTIONS_MIN = 640, 16
 SPACE_INTERVAL_S = 2.0
+DAMAGE_ADVICE = (  # where a message has none of its own
+    ". `chronik wal verify` shows all of it. Put back what is missing, or start this directory with chronik-follower, "
+    "which sets the damage aside and gets it again from a leader; where this one led, promote another node"
+)
 
 logger = structlog.get_logger("chronik")
 
@@ -263,7 +267,8 @@ def set_up_logging(settings: Settings) -> None:
 
 def _report(error: ChronikError) -> int:
     code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
-    logger.error(f"stopped: {error}", exit_code=code)
+    advised = not isinstance(error, CorruptLog) or "`chronik " in str(error)
+    logger.error(f"stopped: {error}{'' if advised else DAMAGE_ADVICE}", exit_code=code)
     return code
 
 

@@ -376,6 +376,20 @@ def test_a_directory_that_a_node_did_not_leave_so_ends_the_program_with_a_clear_
     assert "Traceback" not in said
 
 
+def test_damage_ends_the_program_with_what_to_do(tmp_path: Path) -> None:
+    process = start("chronik-leader", tmp_path)
+    assert process.stderr is not None
+    next(line for line in process.stderr if "ready" in line)
+    process.terminate()
+    process.communicate(timeout=30)
+    (segment,) = (tmp_path / "data" / "wal").glob("*.wal")
+    os.truncate(segment, 100)
+    process = start("chronik-leader", tmp_path)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3, said
+    assert "100 bytes are too few for a segment. `chronik wal verify` shows all of it." in said
+
+
 def test_an_address_that_is_none_is_told_what_one_looks_like(tmp_path: Path) -> None:
     process = start("chronik-leader", tmp_path, CHRONIK_KAFKA_BIND_ADDR="127.0.0.1:99999")
     _, said = process.communicate(timeout=30)
