@@ -19,7 +19,7 @@ What comes in is untrusted. A length above the limit is refused when the eight b
 anything more is read or made room for; so a `Feeder` holds at most one message and one receive. It raises
 ProtocolError, nothing else. Frames come out as runs: a view over as many whole frames as have arrived, for
 `Log.append_received`, which checks them. They are not copied: they stand where the socket put them until the disk has
-them (arena.py).
+them (wal/arena.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from chronik_repl.errors import ProtocolError
-from chronik_repl.replication.arena import Arenas
+from chronik_repl.wal.arena import Arenas
 from chronik_repl.wal.changes import HistoryEntry
 from chronik_repl.wal.frame import FRAME_BYTES_MAX_DEFAULT, HEAD, LENGTH_MIN
 from chronik_repl.wal.frame import MAGIC as FRAME_MAGIC

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from chronik_repl.positions import Position
+from chronik_repl.wal.disk import Buffer
 
 
 class Run(NamedTuple):
@@ -21,7 +22,7 @@ class Run(NamedTuple):
 
     position: Position
     end: Position
-    frames: list[bytes]
+    frames: list[Buffer]
     records: int
 
 
@@ -30,7 +31,7 @@ class Lapped:
 
 
 LAPPED = Lapped()
-_Slot = tuple[Position, bytes, int]
+_Slot = tuple[Position, Buffer, int]
 
 
 class Ring:
@@ -63,7 +64,7 @@ class Ring:
     def attached(self) -> bool:
         return self._attached
 
-    def push(self, position: Position, frame: bytes, records: int) -> None:
+    def push(self, position: Position, frame: Buffer, records: int) -> None:
         """The producer's whole part. Never waits, never fails; a frame larger than the ring passes it by."""
         head = self._head
         size = len(frame)
@@ -126,7 +127,7 @@ class Ring:
         if first == head:
             return None
         slots, frames_max = self._slots, self._frames_max
-        pieces: list[bytes] = []
+        pieces: list[Buffer] = []
         size = records = 0
         at = first
         start = self._at(first)[0]

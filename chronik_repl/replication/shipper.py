@@ -263,7 +263,7 @@ class Link:
             settings.replication_max_queue_size, settings.replication_max_queue_bytes, self._log.end
         )
 
-        def on_append(position: Position, frame: bytes, records: int) -> None:
+        def on_append(position: Position, frame: Buffer, records: int) -> None:
             ring.push(position, frame, records)
             if self._parked is not None and not (records and self._send_at_once(connection, ring)):
                 self._parked.set()
@@ -339,9 +339,9 @@ class Link:
         self.wake()
         return True
 
-    def _due(self, *, with_frames: bool) -> list[bytes]:
+    def _due(self, *, with_frames: bool) -> list[Buffer]:
         """Control messages that go before the next frames. The high watermark waits a moment for frames to go with."""
-        out = list(self._queue)
+        out: list[Buffer] = list(self._queue)
         self._queue.clear()
         watermark = (self._log.committed.value, self._leading.drained)
         if watermark != self._watermark_told and (with_frames or out or self._watermark_due or watermark[1]):

@@ -33,18 +33,22 @@ class CommitThread:
     def __init__(self) -> None:
         # The thread must get the interpreter back soon after a write or a sync, however busy the event loop is.
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-        self._jobs: deque[_Job | Callable[[], object] | None] = deque()
+        self._jobs: deque[Job | Callable[[], object] | None] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._idle = False  # it sleeps, or is about to
         self._bells: list[int] = []  # eventfds that nobody waits for
-        self._orphans: list[_Job] = []  # of cancelled tasks; their bells are free again once they rang
+        self._orphans: list[Job] = []  # of cancelled tasks; their bells are free again once they rang
         self._thread = threading.Thread(target=self._work, name="committer", daemon=True)
         self._thread.start()
 
-    async def commit(self, write: Callable[[], object], sync: Callable[[], Failure]) -> Failure:
-        """Both, in the thread, when their turn comes; what `sync` returns. Neither may raise."""
-        job = _Job(write, sync, self._bell())
+    def begin(self, write: Callable[[], object], sync: Callable[[], Failure]) -> Job:
+        """Both, in the thread, when their turn comes. Neither may raise."""
+        job = Job(write, sync, self._bell())
         self._give(job)
+        return job
+
+    async def ended(self, job: Job) -> Failure:
+        """To be awaited once for each job: what its `sync` returned."""
         try:
             await trio.lowlevel.wait_readable(job.bell)
         except BaseException:
@@ -65,7 +69,7 @@ class CommitThread:
         for bell in (self._wake, *self._bells, *(job.bell for job in self._orphans)):
             os.close(bell)
 
-    def _give(self, job: _Job | Callable[[], object] | None) -> None:
+    def _give(self, job: Job | Callable[[], object] | None) -> None:
         self._jobs.append(job)
         if self._idle:
             os.eventfd_write(self._wake, 1)
@@ -82,7 +86,7 @@ class CommitThread:
         # Without this the switch interval is 50 µs longer than it says, for this thread.
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         jobs = self._jobs
-        done: _Job | None = None  # and not told yet
+        done: Job | None = None  # and not told yet
         while True:
             if not jobs:
                 _tell(done)
@@ -93,7 +97,7 @@ class CommitThread:
                 self._idle = False
                 continue
             job = jobs.popleft()
-            if isinstance(job, _Job):
+            if isinstance(job, Job):
                 job.write()
                 _tell(done)
                 job.failure = job.sync()
@@ -106,7 +110,7 @@ class CommitThread:
             job()
 
 
-class _Job:
+class Job:
     __slots__ = ("bell", "failure", "rang", "sync", "write")
 
     def __init__(self, write: Callable[[], object], sync: Callable[[], Failure], bell: int) -> None:
@@ -115,7 +119,7 @@ class _Job:
         self.rang = False
 
 
-def _tell(job: _Job | None) -> None:
+def _tell(job: Job | None) -> None:
     """Wake the task that waits for it."""
     if job is not None:
         _ring(job.bell, 1)

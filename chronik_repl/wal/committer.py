@@ -17,8 +17,9 @@ A failed commit is final: DiskFailed ends the worker, and with it the log.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import trio
 
@@ -50,6 +51,15 @@ class Group:
         self.size = 0
 
 
+class _Begun(NamedTuple):
+    """A group that is with the disk."""
+
+    group: Group
+    previous_end: Position
+    started_s: float
+    ended: Callable[[], Awaitable[None]]
+
+
 class Committer:
     def __init__(
         self,
@@ -75,6 +85,7 @@ class Committer:
         self._marked = (Position(0), Position(0))  # what it says
         self._outstanding = 0  # groups that are with the disk
         self._marking = 0
+        self._begun: _Begun | None = None  # is with the disk already; whichever worker comes next waits for it
         self._busy = False  # rolling, truncating, closing: no group is handed over
         self._workers = trio.lowlevel.ParkingLot()
         self._others = trio.lowlevel.ParkingLot()  # wait for their time alone
@@ -99,8 +110,11 @@ class Committer:
             self._sequence = max(self._sequence, mark.sequence)
             self._marked = (mark.durable_end, mark.high_watermark)
 
-    def add(self, segment: Segment, frames: Buffer, end: Position, chain: Checksum) -> None:
-        """Whole frames that end at `end` of the stream."""
+    def add(
+        self, segment: Segment, frames: Buffer, end: Position, chain: Checksum, *, all_there_is: bool = False
+    ) -> None:
+        """Whole frames that end at `end` of the stream. `all_there_is`: nothing more comes in this step, so that a disk
+        which has nothing to do may begin at once."""
         queue = self.queue
         size = len(frames)
         if not queue or (group := queue[-1]).segment is not segment or group.size >= GROUP_BYTES_MAX:
@@ -113,6 +127,17 @@ class Committer:
         self.pending_bytes += size
         if self._workers and (self._outstanding == 0 or self.pending_bytes >= EARLY_BYTES):
             self._workers.unpark()
+            if all_there_is and self._may_begin():
+                self._begun = self._begin(queue.popleft())
+
+    def _may_begin(self) -> bool:
+        """In the step in which frames are added, before a worker comes to it?"""
+        return (
+            self._outstanding == 0
+            and self._may_hand_over()
+            and self.queue[0].segment is self.current
+            and not self._settings.linger_s
+        )
 
     def _may_hand_over(self) -> bool:
         if not self.queue or self._busy:
@@ -125,32 +150,38 @@ class Committer:
         """One of the two workers."""
         linger_s = self._settings.linger_s
         while True:
-            while not self._may_hand_over():
+            while self._begun is None and not self._may_hand_over():
                 await self._workers.park()
+            if self._begun is not None:
+                begun, self._begun = self._begun, None
+                await self._complete(begun)
+                continue
             if linger_s and self._outstanding == 0 and self.pending_bytes < EARLY_BYTES:
                 await trio.sleep(linger_s)
                 if not self._may_hand_over():
                     continue
             if self.queue[0].segment is self.current:
-                await self._commit(self.queue.popleft())
+                begun = self._begin(self.queue.popleft())
+                if self._workers and self._may_hand_over():
+                    self._workers.unpark()
+                await self._complete(begun)
             else:
                 async with self.alone():
                     if self.queue and self.queue[0].segment is not self.current:
                         await self._roll(self.queue[0].segment)
 
-    async def _commit(self, group: Group) -> None:
+    def _begin(self, group: Group) -> _Begun:
         segment = group.segment
         previous_end, self._written_end = self._written_end, group.end
         self.pending_bytes -= group.size
         self._outstanding += 1
-        if self._workers and self._may_hand_over():
-            self._workers.unpark()
-        started = trio.current_time()
+        writes = (Write(segment.file_offset(group.start), group.frames), self._next_mark(previous_end))
+        return _Begun(group, previous_end, trio.current_time(), self._disk.begin(self._store.opened(segment), writes))
+
+    async def _complete(self, begun: _Begun) -> None:
+        group, previous_end, started, ended = begun
         try:
-            await self._disk.commit(
-                self._store.opened(segment),
-                (Write(segment.file_offset(group.start), group.frames), self._next_mark(previous_end)),
-            )
+            await ended()
         except trio.Cancelled:
             # It may be written or not; `close` writes the same bytes to the same place again.
             self.queue = deque(sorted([group, *self.queue], key=lambda group: group.start))
@@ -160,6 +191,8 @@ class Committer:
         finally:
             self._outstanding -= 1
             self._others.unpark_all()
+        self._done(group.end, group.chain)
+        self._stale.set()
         now = trio.current_time()
         stats = self._stats
         stats.groups_committed += 1
@@ -169,8 +202,6 @@ class Committer:
         stats.commit_longest_s = max(stats.commit_longest_s, now - started)
         stats.commit_seconds.observe(now - started)
         stats.committed_bytes.observe(group.size)
-        self._done(group.end, group.chain)
-        self._stale.set()
         self._unchecked_bytes += group.size
         if now - self._space_checked_s > SPACE_CHECK_S or self._unchecked_bytes * 16 > self._settings.min_free_bytes:
             self._check_space(now)
@@ -282,10 +313,11 @@ class Committer:
 
     async def finish(self) -> None:
         """A clean stop, when no worker runs any more: the rest, and a mark that says so."""
+        assert self._begun is None  # the worker that was woken for it has taken it, cancelled or not
         async with self.alone():
             while self.queue:
                 if self.queue[0].segment is self.current:
-                    await self._commit(self.queue.popleft())
+                    await self._complete(self._begin(self.queue.popleft()))
                 else:
                     await self._roll(self.queue[0].segment)
             await self.mark()

@@ -14,7 +14,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ from typing import TypeVar
 import trio
 
 from chronik_repl.errors import CorruptLog, DiskFailed, DiskFull, ForeignLog
-from chronik_repl.wal.commit_thread import CommitThread
+from chronik_repl.wal.commit_thread import CommitThread, Job
 from chronik_repl.wal.seam import Buffer, Disk, File, Write
 
 __all__ = ["Buffer", "Disk", "File", "RealDisk", "Write"]
@@ -163,12 +163,20 @@ class RealDisk:
             return {}
 
     async def commit(self, file: File, writes: Sequence[Write]) -> None:
-        assert isinstance(file, RealFile)
         self._check()
+        await self.begin(file, writes)()
+
+    def begin(self, file: File, writes: Sequence[Write]) -> Callable[[], Awaitable[None]]:
+        assert isinstance(file, RealFile)
+        assert not self._closed, "the disk is closed"
         if self._committer is None:
             self._committer = CommitThread()
         file.committed_to = True
-        failure = await self._committer.commit(partial(self._write, file, writes), partial(self._sync, file))
+        job = self._committer.begin(partial(self._write, file, writes), partial(self._sync, file))
+        return partial(self._ended, self._committer, job)
+
+    async def _ended(self, committer: CommitThread, job: Job) -> None:
+        failure = await committer.ended(job)
         if failure is not None:
             raise DiskFailed(failure)
 

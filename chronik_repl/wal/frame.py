@@ -25,6 +25,7 @@ from crc32c import crc32c
 
 from chronik_repl.errors import ProtocolError
 from chronik_repl.positions import Checksum, Epoch, Offset, Position
+from chronik_repl.wal.seam import Buffer
 
 MAGIC = 0x5741
 VERSION = 2
@@ -84,9 +85,28 @@ def encode(
     position: int,
     previous: int,
     partition: int,
-    pieces: tuple[bytes | bytearray | memoryview, ...],
+    pieces: tuple[Buffer, ...],
 ) -> tuple[bytes, Checksum]:
     """The frame's bytes (one copy of the data) and its checksum. `prefix` is `topic_prefix(topic)`."""
+    sealed, checksum = seal(
+        prefix, base_offset, record_count, timestamp_ms, kind, epoch, position, previous, partition, pieces
+    )
+    return b"".join(sealed), checksum
+
+
+def seal(
+    prefix: bytes,
+    base_offset: int,
+    record_count: int,
+    timestamp_ms: int,
+    kind: int,
+    epoch: int,
+    position: int,
+    previous: int,
+    partition: int,
+    pieces: tuple[Buffer, ...],
+) -> tuple[tuple[Buffer, ...], Checksum]:
+    """As `encode`, in pieces for the one who copies them to where the frame shall stand."""
     length = LENGTH_MIN - TOPIC_LEN.size + len(prefix)
     for piece in pieces:
         length += len(piece)
@@ -100,7 +120,7 @@ def encode(
     checksum = crc32c(head)
     for piece in pieces:
         checksum = crc32c(piece, checksum)
-    return b"".join((head, CHECKSUM.pack(checksum), *pieces)), Checksum(checksum)
+    return (head, CHECKSUM.pack(checksum), *pieces), Checksum(checksum)
 
 
 def topic_prefix(topic: str) -> bytes:

@@ -10,7 +10,7 @@ it every call that changes something raises the same error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import trio
@@ -42,6 +42,10 @@ class Disk(Protocol):
         """All of these writes, in this order, then one fdatasync. Commits of one disk run one after another, in call
         order, on the committer thread; a second may be called while the first runs, so that the device never waits.
         A return means that all earlier commits are durable too; two that end together may return in either order."""
+
+    def begin(self, file: File, writes: Sequence[Write]) -> Callable[[], Awaitable[None]]:
+        """As `commit`, given to the disk in this step; call and await what it returns, exactly once, before any commit
+        that is asked for later is awaited. What fails is raised there."""
 
     async def read(self, file: File, at: int, size: int) -> bytes:
         """Up to `size` bytes; fewer only at the end of the file. Served from the page cache without a thread hop."""

@@ -14,10 +14,11 @@ from struct import Struct
 from chronik_repl.errors import ChronikError, DiskFull, NotLeader, OutOfRange, StateFull
 from chronik_repl.positions import CHAIN_SEED, NO_EPOCH, ORIGIN, Checksum, Epoch, Offset, Position
 from chronik_repl.wal.ages import AgeClock
+from chronik_repl.wal.arena import Room
 from chronik_repl.wal.changes import Change, EpochStart, LogStartMoved, MembersChanged, SnapshotPart, encode_change
 from chronik_repl.wal.committer import Committer
 from chronik_repl.wal.disk import Buffer
-from chronik_repl.wal.frame import OVERHEAD, BadFrame, Frame, Kind, decode, encode, topic_prefix
+from chronik_repl.wal.frame import OVERHEAD, BadFrame, Frame, Kind, decode, encode, seal, topic_prefix
 from chronik_repl.wal.index import ActiveIndex
 from chronik_repl.wal.intake import Intake
 from chronik_repl.wal.retention import roll_due
@@ -27,9 +28,10 @@ from chronik_repl.wal.state import BATCH, PartitionState, State, kind_of
 from chronik_repl.wal.values import Appended, LogSettings, LogStats
 from chronik_repl.wal.visibility import Visibility
 
-Listener = Callable[[Position, bytes, int], None]
+Listener = Callable[[Position, Buffer, int], None]
 BATCH_HEAD = Struct(">q4si")  # base offset, length, leader epoch: what the leader writes into a batch
 NO_TOPIC = topic_prefix("")
+ROOM_BYTES_MIN = 32 * 1024  # a frame of this size or more stands in memory that was used before
 STATE_BYTES_MAX = 64 * 1024 * 1024  # of a snapshot; beyond that nothing is taken that makes it larger
 GROWS_NOTHING = (EpochStart, LogStartMoved, MembersChanged)  # may be appended on a disk that is full
 
@@ -55,6 +57,7 @@ class Writer:
         self.failure: ChronikError | None = None  # for ever
         self.refusal: ChronikError | None = NotLeader("this node does not lead")  # for the leader's appends
         self._intake = Intake(self.state, settings.frame_bytes_max, visibility.batch_appended)
+        self._room = Room()
         self._segment: Segment | None = None  # the one that is appended to
         self._active: ActiveIndex | None = None
         self._snapshot_bytes = 0  # of the last one
@@ -122,7 +125,7 @@ class Writer:
         view = memoryview(batch)
         _, _, _, _, _, _, _, _, newest_ms, producer_id, producer_epoch, sequence, _ = BATCH.unpack_from(view)
         head = BATCH_HEAD.pack(base, bytes(view[8:12]), self.epoch)
-        frame, checksum = encode(
+        pieces, checksum = seal(
             prefix,
             base,
             record_count,
@@ -134,6 +137,7 @@ class Writer:
             partition,
             (head, view[16:]),
         )
+        frame = b"".join(pieces) if size < ROOM_BYTES_MIN else self._room.put(pieces, size)
         end = Position(position + size)
         next_offset = part.next_offset = Offset(base + record_count)
         if producer_id >= 0:
@@ -194,7 +198,7 @@ class Writer:
         self._push(frame, end, checksum, 0)
         return Appended(position, end, Offset(0), now_ms)
 
-    def _push(self, frame: bytes, end: Position, checksum: Checksum, record_count: int) -> None:
+    def _push(self, frame: Buffer, end: Position, checksum: Checksum, record_count: int) -> None:
         """Into the open group and to the listeners."""
         segment = self._segment
         assert segment is not None
@@ -333,4 +337,4 @@ class Writer:
         goes elsewhere as long as someone holds them."""
         if frames:
             assert self._segment is not None
-            self._committer.add(self._segment, frames, self.end, self.end_checksum)
+            self._committer.add(self._segment, frames, self.end, self.end_checksum, all_there_is=True)

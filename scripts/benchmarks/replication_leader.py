@@ -159,6 +159,8 @@ class Leader:
             "CHRONIK_REPLICATION_FOLLOWERS": ",".join(followers),
             "CHRONIK_LOG_LEVEL": "error",
             "CHRONIK_SCRUB_MB_PER_SEC": "0",
+            "CHRONIK_REPLICATION_HEARTBEAT_INTERVAL_SECS": "0.5",  # as its followers expect it
+            "CHRONIK_REPLICATION_HEARTBEAT_TIMEOUT_SECS": "2",
         } | {f"CHRONIK_{name.upper()}": value for name, value in variables.items()}
         self.process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(environ)],

@@ -9,29 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from chronik_repl.replication.arena import Arenas
 from chronik_repl.replication.messages import Feeder, Frames
 from chronik_repl.replication.streams import TcpStream
 from chronik_repl.wal import frame
-
-
-def test_memory_that_someone_looks_at_is_not_taken_again() -> None:
-    arenas = Arenas()
-    first = arenas.take(100_000)
-    view = memoryview(first)[10:20]
-    arenas.give_back(first)
-    second = arenas.take(100_000)
-    assert second is not first
-    view.release()
-    assert arenas.take(100_000) is first
-
-
-def test_memory_that_nobody_needs_goes() -> None:
-    arenas = Arenas()
-    for arena in [arenas.take(100_000) for _ in range(20)]:
-        arenas.give_back(arena)
-    arenas.give_back(arenas.take(100_000))
-    assert arenas.known_bytes < 6 * 110_000
 
 
 def _frame(size: int, byte: int) -> bytes:

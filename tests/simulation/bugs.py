@@ -46,7 +46,7 @@ _open = Log.open.__func__  # type: ignore[attr-defined]
 _begin_epoch = Log.begin_epoch
 _following = Following.__init__
 _meet = Link._meet
-_commit = Committer._commit
+_complete = Committer._complete
 _next_mark = Committer._next_mark
 _take = Ring.take
 _wait = Watermark.wait
@@ -130,11 +130,11 @@ def _begin_at_once(self: Log, *args: Any) -> Any:
     return appended
 
 
-async def _commit_anyway(self: Committer, group: Any) -> None:
+async def _complete_anyway(self: Committer, begun: Any) -> None:
     try:
-        await _commit(self, group)
+        await _complete(self, begun)
     except DiskFailed:
-        self._done(group.end, group.chain)
+        self._done(begun.group.end, begun.group.chain)
 
 
 def _take_on(self: Ring, bytes_max: int) -> Any:
@@ -225,7 +225,7 @@ BUGS: dict[str, Bug] = {
     "failed-sync-ignored": Bug(
         "after a failed sync the group counts, and the disk is used on",
         (15, 16),
-        ((Committer, "_commit", _commit_anyway), (SimDisk, "_check", lambda self: None)),
+        ((Committer, "_complete", _complete_anyway), (SimDisk, "_check", lambda self: None)),
     ),
     "directory-not-synced": Bug(
         "a new segment's directory entry is not synced", (18,), ((SimDisk, "_sync_dir", _not_synced),)

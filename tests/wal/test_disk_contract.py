@@ -45,6 +45,15 @@ async def test_commits_keep_their_order_and_a_return_covers_all_before_it(disk: 
     assert await disk.read(file, 0, 2) == b"07"
 
 
+async def test_what_was_begun_is_done_by_whoever_waits_for_it(disk: Disk) -> None:
+    file = await disk.open("a", create=True)
+    first, second = disk.begin(file, [Write(0, [b"one", b"!"])]), disk.begin(file, [Write(2, [b"two"])])
+    await first()
+    await second()
+    await disk.commit(file, [Write(4, [b"three"])])
+    assert await disk.read(file, 0, 100) == b"ontwthree"
+
+
 async def test_files_and_folders(disk: Disk) -> None:
     assert await disk.list("wal") == {}
     await disk.make_folder("wal")

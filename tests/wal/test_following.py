@@ -59,6 +59,38 @@ async def test_a_followers_log_is_the_leaders_byte_for_byte(place: Place) -> Non
             assert other.read(name) == place.read(name)
 
 
+async def follower_of(leader: Log, follower: Log) -> memoryview:
+    """A follower with all that there is, and what the leader appends next."""
+    lead(leader)
+    await write_some(leader, 3)
+    await follower.begin_at(Position(0), Checksum(0), CLUSTER)
+    await ship(leader, follower)
+    await trio.testing.wait_all_tasks_blocked()
+    end = leader.end
+    await write_some(leader, 1)
+    return memoryview(await leader.read(end, 10_000))
+
+
+async def test_frames_that_find_the_disk_idle_are_with_it_in_the_step_in_which_they_came(place: Place) -> None:
+    async with opened(place) as leader, opened(another(place)) as follower:
+        news = await follower_of(leader, follower)
+        follower.append_received(news)
+        assert follower._committer._outstanding == 1, "a pass of the event loop later is too late"
+        assert not follower.pending_bytes
+        await follower.durable.wait(follower.end)
+        assert await stream_of(follower) == await stream_of(leader)
+
+
+async def test_a_stop_in_the_step_in_which_frames_went_to_the_disk_loses_nothing(place: Place) -> None:
+    other = another(place)
+    async with opened(place) as leader:
+        async with opened(other) as follower:
+            follower.append_received(await follower_of(leader, follower))
+        async with opened(other) as follower:
+            assert follower.end == leader.end
+            assert await stream_of(follower) == await stream_of(leader)
+
+
 async def test_what_a_follower_refuses(place: Place) -> None:
     async with opened(place) as log:
         lead(log, 5)
