@@ -69,7 +69,9 @@ def backup(source: Path, target: Path, *, as_json: bool = False) -> int:
         return 0
     print(f"{target}: {count_of(copied.segments, 'segment')}, positions {copied.start} to {copied.end}")
     print(
-        f"Start it as a new node: CHRONIK_NODE_ID=<its own> CHRONIK_DATA_DIR={target} chronik-follower", file=sys.stderr
+        f"Start it as a new node: CHRONIK_NODE_ID=<its own> CHRONIK_DATA_DIR={target} chronik-follower, and add it on "
+        "the leader: chronik members add HOST:PORT",
+        file=sys.stderr,
     )
     return 0
 

@@ -86,11 +86,12 @@ class Campaign:
                 old_leader = await self._drain(say)
         if epoch > epochs.EPOCH_MAX:
             raise Refused(
-                f"epoch {epoch} would be the next, and the last is {epochs.EPOCH_MAX}: some node claimed that one"
+                f"epoch {epoch} would be the next, and the last is {epochs.EPOCH_MAX}: some node claimed that one. "
+                "Nobody can lead this log any more; followers serve its records, to be copied into a new cluster"
             )
         say(f"taking epoch {epoch}")
         if not await self._promise(epochs.Promise(epoch, *me)):
-            raise Refused("another node was promised a later epoch meanwhile")
+            raise Refused("another node was promised a later epoch meanwhile: see who leads (`chronik status`)")
         taken = await election.take(local, whom, epoch, old_leader)
         if founds:
             return Won(epoch, members=MembersChanged((local.member,), 0))

@@ -302,5 +302,5 @@ def _missing_files(settings: Settings) -> list[str]:
                     f"{variable.name}={path}: cannot be read ({error.strerror}). Give a file that this user can read."
                 )
     if settings.data_dir.exists() and not settings.data_dir.is_dir():
-        wrong.append(f"CHRONIK_DATA_DIR={settings.data_dir}: is not a directory.")
+        wrong.append(f"CHRONIK_DATA_DIR={settings.data_dir}: is a file. Name a directory, or one that is to be made.")
     return wrong

@@ -27,6 +27,10 @@ from chronik_repl.wal.disk import Disk
 
 FILE = "node"
 FORMAT = 1
+LOST = (
+    "what this directory has promised. If its log is wanted, copy it with `chronik backup` (the copy is a new member); "
+    "if not, start with an empty directory"
+)
 
 
 class NodeFile(msgspec.Struct, frozen=True):
@@ -55,15 +59,11 @@ def decode(data: bytes) -> NodeFile:
     """Raises CorruptLog or FormatTooNew."""
     line, _, crc = data.partition(b"\n")
     if crc != b"%08x\n" % crc32c(line):
-        raise CorruptLog(
-            "the file `node` is damaged, and with it what this directory has promised. If its log is wanted, copy it "
-            "with `chronik backup` (the copy is a new member); if not, start with an empty directory",
-            file=FILE,
-        )
+        raise CorruptLog(f"the file `node` is damaged, and with it {LOST}", file=FILE)
     try:
         content = msgspec.json.decode(line, type=NodeFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptLog(f"the file `node` is unreadable: {error}", file=FILE) from error
+        raise CorruptLog(f"the file `node` is unreadable ({error}), and with it {LOST}", file=FILE) from error
     if content.format > FORMAT:
         raise FormatTooNew(f"`node` has format {content.format}; this version reads {FORMAT}. Upgrade chronik-repl")
     return content
@@ -91,11 +91,7 @@ async def load_or_make(disk: Disk, rng: random.Random, node_id: NodeId, cluster_
     found = await read(disk)
     if found is None:
         if any(name.endswith(".wal") for name in await disk.list("wal")):
-            raise CorruptLog(
-                "there is a log here but no file `node`: what this directory has promised is lost. If its log is "
-                "wanted, copy it with `chronik backup` (the copy is a new member); if not, start with an empty one",
-                file=FILE,
-            )
+            raise CorruptLog(f"there is a log here but no file `node`, and so not {LOST}", file=FILE)
         if node_id == NOBODY:
             raise ConfigError(
                 "CHRONIK_NODE_ID is needed for a new data directory: a number from 1 on, its own for each node"
@@ -105,7 +101,9 @@ async def load_or_make(disk: Disk, rng: random.Random, node_id: NodeId, cluster_
         return found
     if found.node_id == NOBODY:
         if node_id == NOBODY:
-            raise ConfigError("CHRONIK_NODE_ID is needed: this directory is a fresh copy and has no node id yet")
+            raise ConfigError(
+                "CHRONIK_NODE_ID is needed: this directory is a fresh copy. Set it to a number that no other node has"
+            )
         found = msgspec.structs.replace(found, node_id=node_id)
         await write(disk, found)
     if node_id not in (NOBODY, found.node_id):

@@ -11,7 +11,6 @@ promises a later epoch: then nothing more is accepted and whoever waits is told.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import trio
@@ -29,6 +28,7 @@ from chronik_repl.standing import FollowerStatus, Peer, acks_all_means, peer_of
 from chronik_repl.wal.changes import EpochStart, LogStartMoved, MembersChanged, ProducerIdGiven, TopicMade
 from chronik_repl.wal.frame import TOPIC_PATTERN
 from chronik_repl.wal.state import ALL_PARTITIONS_MAX
+from chronik_repl.words import count_of
 
 RETENTION_INTERVAL_S = 10.0
 IDS_AT_ONCE = 16  # producer ids for a follower that asks
@@ -121,17 +121,19 @@ class Leadership:
 
     def followers(self) -> tuple[FollowerStatus, ...]:
         now, log = trio.current_time(), self._log
-        members = {epochs.identity(m) for m in log.state.membership[-1][1].members} if log.state.membership else set()
+        members = {epochs.identity(m): m for m in (log.state.membership[-1][1].members if log.state.membership else ())}
+        silent = {m.replication_address: m for m in members.values()}  # who it is that does not answer there
         found = []
         for link in self._links.values():
             records, seconds = self._trail.lag(link.durable_end, log.durable.value, log.stats.appended_records, now)
+            known = silent.get(link.address)
             found.append(
                 FollowerStatus(
-                    node_id=link.node_id,
+                    node_id=link.node_id if link.identity or not known else known.node_id,
                     address=link.address,
                     state=link.state,
                     detail=link.detail,
-                    member=link.identity in members,
+                    member=link.identity in members if link.identity else known is not None,
                     durable_end=link.durable_end,
                     lag_positions=max(0, log.durable.value - link.durable_end),
                     lag_records=records,
@@ -398,7 +400,7 @@ class Leadership:
         try:
             split_address(address)
         except ValueError as error:
-            raise Refused(f"no such address: {error}") from None
+            raise Refused(f"{error}, as in node4:9291") from None
         link = self._links.get(address)
         if link is None or not link.live:
             if link is not None:
@@ -413,16 +415,14 @@ class Leadership:
             if link.identity in {epochs.identity(m) for m in changes[-1][1].members}:
                 await self._log.committed.wait(changes[-1][0])
                 return
-            with trio.move_on_at(give_up_at if link.identity is None else math.inf):
+            now = trio.current_time()
+            with trio.move_on_at(now + ANSWER_TIMEOUT_S if link.live else give_up_at):
                 await self._log.committed.wait_beyond(self._log.committed.value)
-            if link.identity is None and trio.current_time() >= give_up_at:
+            if not link.live and trio.current_time() >= give_up_at:
                 if self._links.get(address) is link and address not in self._local.settings.replication_followers:
                     link.stop()
                     del self._links[address]
-                raise Refused(
-                    f"nobody answers at {address}: {link.detail or 'no connection'}. Start the node there, or correct "
-                    "the address"
-                )
+                raise Refused(_not_added(link))
 
     async def remove_member(self, which: int | str) -> None:
         """By its node id, or by its replication address. Returns once it is committed."""
@@ -443,19 +443,20 @@ class Leadership:
         rest = tuple(m for m in now.members if m.node_id != node_id)
         if now.sync_replicas >= len(rest):
             raise Refused(
-                f"{now.sync_replicas} sync replicas are asked for, and without node {node_id} only {len(rest) - 1} "
-                "are left: lower CHRONIK_REPLICATION_SYNC_REPLICAS or add a member first"
+                f"acks=all waits for {count_of(now.sync_replicas, 'follower')}, and without node {node_id} there would "
+                f"be {len(rest) - 1}: lower CHRONIK_REPLICATION_SYNC_REPLICAS or add a member first"
             )
         wanted = MembersChanged(rest, now.sync_replicas)
         if not progress.enough_live(self._local.me, (epochs.electorate(wanted),), self._live()):
             raise Refused(
-                f"without node {node_id} fewer than {now.sync_replicas} followers are connected, so the removal could "
-                "not be committed: start or add another member first"
+                f"without node {node_id} too few followers would be connected, so the removal could not be committed: "
+                "start or add another member first"
             )
         self._removed.add(epochs.identity(found))
         self._write(wanted)
         for link in list(self._links.values()):
-            if link.identity == epochs.identity(found):
+            silent = link.identity is None and link.address == found.replication_address
+            if silent or link.identity == epochs.identity(found):
                 link.stop()
                 del self._links[link.address]
         await log.committed.wait(log.end)
@@ -485,6 +486,13 @@ class Leadership:
         members = {epochs.identity(m) for m in self._log.state.membership[-1][1].members} - {self._local.me}
         held = [acked.get(who, Position(0)) for who in members]
         return held + [x.durable_end for x in self._links.values() if x.live and x.identity not in members]
+
+
+def _not_added(link: Link) -> str:
+    why = link.detail or "no connection"
+    if link.identity is None:
+        return f"nobody answers at {link.address}: {why}. Start the node there, or correct the address"
+    return f"node {link.node_id} at {link.address} cannot be added: {why}. Mend that, or give another address"
 
 
 def _names(change: MembersChanged) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import trio
@@ -208,12 +208,12 @@ class Node:
             "replication": local.replication_address,
         }
 
+    def say(self, level: Literal["info", "warning"], text: str) -> None:
+        self._local.say(level, text)
+
     async def wait_ready(self) -> None:
         while not self.ready:
-            await self._something_changed()
-
-    async def _something_changed(self) -> None:
-        await self._changes.wait()
+            await self._changes.wait()
 
     def _tell_changed(self) -> None:
         """The role, or what it waits for, is another now."""
@@ -365,7 +365,7 @@ class Node:
             return
         with trio.move_on_after(HAND_OVER_TIMEOUT_S):  # let the new leader have our answer
             while self._handed_over:
-                await self._something_changed()
+                await self._changes.wait()
         raise CannotLead(
             f"deposed: {deposed}. To rejoin, start this directory with chronik-follower "
             "(or CHRONIK_WAL_RECEIVER_ENABLED=true) and, if the new leader does not know its address, run "
@@ -424,7 +424,7 @@ class Node:
     async def promote(self, *, accept_loss: bool = False, say: Say = lambda text: None) -> None:
         """Lead from now on. Raises Refused with what is missing."""
         if self._stopping:
-            raise Refused("this node is stopping")
+            raise Refused("this node is stopping: start it again first, or promote another one")
         async with self._standing:
             if self._leadership is not None:
                 raise Refused(f"node {self.node_id} leads already, since epoch {self._leadership.epoch}")
@@ -432,12 +432,12 @@ class Node:
             with self._stand_scope:
                 self._won = await self._campaign.stand(promoted=True, accept_loss=accept_loss, say=say)
             if self._won is None:
-                raise Refused("another node asked for a later epoch meanwhile: see who leads, and try again")
+                raise Refused("another node asked for a later epoch meanwhile: see `chronik status`, and try again")
             self._wake.set()
         epoch = self._won.epoch
         with trio.move_on_after(BEGIN_TIMEOUT_S):
             while not (self._leadership is not None and self._leadership.begun and self._leadership.epoch == epoch):
-                await self._something_changed()
+                await self._changes.wait()
             return
         raise Refused(f"epoch {epoch} was won but could not begin; look at this node's log")
 
@@ -467,13 +467,13 @@ class Node:
                 await self._as_leader().remove_member(which)
                 return {"members": [msgspec.to_builtins(peer) for peer in self.peers]}
             case other:
-                raise Refused(f"{other!r} is no command of this version")
+                raise Refused(f"{other!r} is no command of this node ({__version__}): use the `chronik` beside it")
 
     def _as_leader(self) -> Leadership:
         if self._leadership is None or not self._leadership.begun:
-            leader = self.leader
-            where = f"node {leader.node_id} leads: run it there" if leader else "nobody leads now"
-            raise Refused(f"members are changed on the leader; {where}")
+            live = self._live()
+            now = f"node {live.member.node_id} leads: run it there" if live else "nobody leads: see `chronik status`"
+            raise Refused(f"members are changed on the leader; {now}")
         return self._leadership
 
 

@@ -85,7 +85,9 @@ exit code: 0 ready, 1 not ready, 2 not reachable""",
   chronik members remove 3                          node 3 counts no more, and is shipped nothing (on the leader)
   chronik members remove node4:9291                 the same, by its replication address""",
     )
-    members.add_argument("action", nargs="?", choices=("list", "add", "remove"), default="list")
+    members.add_argument(
+        "action", nargs="?", choices=("list", "add", "remove"), default="list", help="what to do (list)"
+    )
     members.add_argument("which", nargs="?", help="add: its replication host:port; remove: that, or its node id")
     _data_dir(members)
     members.add_argument("--json", action="store_true", help="the members as one object")
@@ -116,7 +118,8 @@ answer: what only they held is lost.""",
   chronik backup /var/lib/chronik /backup/chronik-monday
   CHRONIK_NODE_ID=9 CHRONIK_DATA_DIR=/backup/chronik-monday chronik-follower
 
-The copy has an identity of its own and starts as a node.""",
+The copy has an identity of its own and starts as a node; `chronik members add HOST:PORT` on the leader makes it a
+member.""",
     )
     backup.add_argument("source", type=Path, metavar="SRC", help="a node's data directory")
     backup.add_argument("target", type=Path, metavar="DST", help="a directory that is not there yet, or empty")
@@ -134,7 +137,7 @@ The copy has an identity of its own and starts as a node.""",
 Give each node its own node-N.pem and node-N.key and everyone ca.pem. ca.key stays with you.""",
     )
     certs.add_argument("folder", type=Path, metavar="DIR", help="where they go; a CA that is there is used")
-    certs.add_argument("nodes", nargs="+", type=_node_id, metavar="NODE_ID")
+    certs.add_argument("nodes", nargs="+", type=_node_id, metavar="NODE_ID", help="the nodes' CHRONIK_NODE_IDs")
     certs.add_argument("--host", action="append", default=[], help="a name or address in the certificates; may repeat")
     certs.add_argument("--days", type=int, default=825, help="how long they are good (825)")
 

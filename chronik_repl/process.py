@@ -49,6 +49,7 @@ from chronik_repl.listening import listen
 from chronik_repl.node import Door, Node, run_node
 from chronik_repl.notify import notify
 from chronik_repl.replication.tcp import TcpNetwork, tls_contexts
+from chronik_repl.values import show_size
 from chronik_repl.wal.disk import RealDisk, refuse_in_use
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
@@ -61,7 +62,7 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
 }
 
 HELP = """examples:
-  CHRONIK_NODE_ID=1 CHRONIK_DATA_DIR=data/one chronik-{program}
+  CHRONIK_NODE_ID={node} CHRONIK_DATA_DIR=data/{node} chronik-{program}
   chronik config config/{program}.env --as {program}      checks a file of variables, before a start
 
 exit codes: 0 stopped as asked, 1 a bug, 2 configuration, 3 data directory, 4 disk, 5 cannot lead"""
@@ -72,6 +73,11 @@ M_TRIM_THRESHOLD, KEPT_BYTES = -1, 32 * 1024 * 1024
 M_MMAP_THRESHOLD, BLOCK_BYTES_MAX = -3, 16 * 1024 * 1024
 # Open files that are not Kafka connections: 256 of other nodes, 200 of HTTP, 64 segments, the rest of the program.
 FILES_RESERVED, CONNECTIONS_MIN = 640, 16
+SPACE_INTERVAL_S = 2.0
+DAMAGE_ADVICE = (  # where a message has none of its own
+    ". `chronik wal verify` shows all of it. Put back what is missing, or start this directory with chronik-follower, "
+    "which sets the damage aside and gets it again from a leader; where this one led, promote another node"
+)
 
 logger = structlog.get_logger("chronik")
 
@@ -89,7 +95,7 @@ def main(program: Program, arguments: Sequence[str], environ: Mapping[str, str] 
         prog=f"chronik-{program}",
         description=f"A node of a chronik-repl cluster, started as a {program}. It is configured by environment "
         "variables:\n`chronik config` shows every one, its value and its meaning.",
-        epilog=HELP.format(program=program),
+        epilog=HELP.format(program=program, node=1 if program == "leader" else 2),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"chronik-repl {__version__}")
@@ -120,6 +126,7 @@ async def run(settings: Settings, program: Program) -> None:
         tls = tls_contexts(
             str(settings.replication_tls_cert), str(settings.replication_tls_key), str(settings.replication_tls_ca)
         )
+    network = TcpNetwork(tls)
     doors: dict[str, Door] = {"kafka": serve_kafka, "http": serve_http}
     refuse_in_use(settings.data_dir)
     await _try_doors(settings)
@@ -134,12 +141,21 @@ async def run(settings: Settings, program: Program) -> None:
         async with trio.open_nursery() as nursery:
 
             async def node_task(task_status: trio.TaskStatus[Node]) -> None:
-                await run_node(settings, disk, TcpNetwork(tls), program=program, doors=doors, task_status=task_status)
+                try:
+                    await run_node(settings, disk, network, program=program, doors=doors, task_status=task_status)
+                except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+                    if error.filename is None:
+                        raise  # not of the directory: a bug
+                    raise ForeignLog(
+                        f"{error.filename}: {error.strerror}. Give {settings.data_dir} and all that is in it to this "
+                        "process's user, as a node left it, or name another directory"
+                    ) from error
                 nursery.cancel_scope.cancel()
 
             node = await nursery.start(node_task)
             await nursery.start(control.serve, settings.data_dir, node.command)
             nursery.start_soon(_tell_ready, node, settings)
+            nursery.start_soon(_watch_space, node, disk, settings.min_free_bytes)
             async for _ in signals:
                 notify("STOPPING=1")
                 nursery.start_soon(node.stop)
@@ -214,6 +230,23 @@ async def _tell_ready(node: Node, settings: Settings) -> None:
     notify(f"READY=1\nSTATUS={status.role} of {status.cluster_id}")
 
 
+async def _watch_space(node: Node, disk: RealDisk, floor_bytes: int) -> None:
+    """Below the floor whoever produces is told of a disk error, and no more: why, and what to do, is said here."""
+    short = False
+    while True:
+        if (disk.free_bytes() < floor_bytes) != short:
+            short = not short
+            if short:
+                node.say(
+                    "warning",
+                    f"less than CHRONIK_MIN_FREE_BYTES ({show_size(floor_bytes)}) are free on the disk: appends are "
+                    "refused, reads go on. Free some space, or lower that variable",
+                )
+            else:
+                node.say("info", "the disk has room again: appends are taken")
+        await trio.sleep(SPACE_INTERVAL_S)
+
+
 def set_up_logging(settings: Settings) -> None:
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     shared: list[Any] = [
@@ -234,7 +267,8 @@ def set_up_logging(settings: Settings) -> None:
 
 def _report(error: ChronikError) -> int:
     code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
-    logger.error(f"stopped: {error}", exit_code=code)
+    advised = not isinstance(error, CorruptLog) or "`chronik " in str(error)
+    logger.error(f"stopped: {error}{'' if advised else DAMAGE_ADVICE}", exit_code=code)
     return code
 
 

@@ -45,7 +45,7 @@ def peer_of(member: Member, *, live: bool) -> Peer:
 class FollowerStatus(msgspec.Struct, frozen=True):
     """One follower as its leader sees it."""
 
-    node_id: int  # 0 until it has answered once
+    node_id: int  # 0 while nobody knows who it is: no member, and never answered
     address: str
     state: FollowerState
     detail: str = ""

@@ -79,7 +79,7 @@ def status_table(status: dict[str, Any], width: int, rate: str = "") -> Text:
             ("leader", f"node {leader['node_id']} at {leader['kafka_address'] or leader['replication_address']}")
         )
     head += [
-        ("acks=all", status["acks_all_means"]),
+        ("acks=all", _acks_all(status)),
         ("log", f"{log['start']:,} … {log['end']:,}, high watermark {log['high_watermark']:,} ({behind:,} behind)"),
         (
             "",
@@ -100,6 +100,12 @@ def status_table(status: dict[str, Any], width: int, rate: str = "") -> Text:
     if status["events"]:
         parts.append(_events(status["events"], width))
     return Text("\n\n").join(parts)
+
+
+def _acks_all(status: dict[str, Any]) -> Cell:
+    if status["enough_replicas"] or not status["sync_in_force"]:
+        return str(status["acks_all_means"])
+    return Text(f"{status['acks_all_means']}; refused now, for too few followers are connected", "red")
 
 
 def _followers(followers: list[dict[str, Any]], width: int) -> Text:

@@ -19,7 +19,7 @@ MEMBER = dict(
     live=True,
 )
 WHERE = "/var/lib/chronik/data/wal/00000000000000000000.wal"
-TROUBLE = f"cannot connect to {ADDRESSES[0]}: all attempts to connect to it failed"
+TROUBLE = f"cannot connect to {ADDRESSES[0]}: No route to host"
 STATUS = {
     "node_id": 1,
     "role": "leader",
@@ -30,6 +30,8 @@ STATUS = {
     "leader": None,
     "no_leader": "",
     "acks_all_means": "durable on the leader and 2 followers",
+    "enough_replicas": False,
+    "sync_in_force": True,
     "diverged": "",
     "log": {
         "start": 0,
@@ -79,6 +81,7 @@ def test_members_and_status_keep_their_addresses_whole(width: int) -> None:
     for whole in (*ADDRESSES[:2], WHERE, "0123456789abcdef", "123,456,789"):
         assert whole in status
     assert " ".join(TROUBLE.split()) in " ".join(status.split())
+    assert "2 followers; refused now" in " ".join(status.split())
 
 
 @pytest.mark.parametrize("width", [width for width in WIDTHS if width >= 40])

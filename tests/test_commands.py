@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -11,15 +12,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chronik_repl import control
 from chronik_repl.cli import build_parser, main
 from chronik_repl.demo.cluster import Cluster, Node
 from chronik_repl.demo.shop import Shop
+from chronik_repl.errors import Refused
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -98,7 +102,9 @@ def test_members(cluster: Cluster) -> None:
     for nobody in ("127.0.0.1:1", "3", "9" * 30, "²"):
         assert all_of_them in chronik("members", "remove", nobody, *where, code=2)
     for known in ("2", cluster.followers[0].replication):
-        assert "without node 2 only 0 are left" in chronik("members", "remove", known, *where, code=2)
+        assert "waits for 1 follower, and without node 2 there would be 0" in chronik(
+            "members", "remove", known, *where, code=2
+        )
 
 
 @pytest.mark.parametrize("command", ["status", "topics", "groups"])
@@ -172,6 +178,12 @@ def test_help_has_examples_that_are_commands(command: argparse.ArgumentParser) -
     assert examples
     for example in examples:
         build_parser().parse_args(shlex.split(example)[1:])
+
+
+@pytest.mark.parametrize("command", list(parsers(build_parser())), ids=lambda parser: str(parser.prog))
+def test_help_explains_every_word(command: argparse.ArgumentParser) -> None:
+    chosen = [action for action in command._actions if not isinstance(action, argparse._SubParsersAction)]
+    assert [action.dest for action in chosen if not action.help] == []
 
 
 @pytest.mark.parametrize("command", ["members", "promote"])
@@ -347,11 +359,60 @@ def test_a_directory_that_cannot_be_made_ends_the_program_with_a_clear_message(t
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("name", ["wal", "lock"])
+def test_a_directory_that_a_node_did_not_leave_so_ends_the_program_with_a_clear_message(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    if name == "wal":
+        (tmp_path / "data" / "wal").touch()
+    else:
+        (tmp_path / "data" / "lock").mkdir()
+    process = start("chronik-leader", tmp_path)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3, said
+    assert f"data/{name}: " in said
+    assert "to this process's user" in said
+    assert "Traceback" not in said
+
+
+def test_damage_ends_the_program_with_what_to_do(tmp_path: Path) -> None:
+    process = start("chronik-leader", tmp_path)
+    assert process.stderr is not None
+    next(line for line in process.stderr if "ready" in line)
+    process.terminate()
+    process.communicate(timeout=30)
+    (segment,) = (tmp_path / "data" / "wal").glob("*.wal")
+    os.truncate(segment, 100)
+    process = start("chronik-leader", tmp_path)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3, said
+    assert "100 bytes are too few for a segment. `chronik wal verify` shows all of it." in said
+
+
 def test_an_address_that_is_none_is_told_what_one_looks_like(tmp_path: Path) -> None:
     process = start("chronik-leader", tmp_path, CHRONIK_KAFKA_BIND_ADDR="127.0.0.1:99999")
     _, said = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "allowed is host:port, such as 127.0.0.1:9092" in said
+
+
+def test_a_node_without_room_says_so_and_what_to_do(tmp_path: Path) -> None:
+    """Its clients are told of a disk error, and no more."""
+    process = start("chronik-leader", tmp_path, CHRONIK_MIN_FREE_BYTES="500TiB")
+    deadline = time.monotonic() + 30
+    said: list[str] = []
+    try:
+        while not any("CHRONIK_MIN_FREE_BYTES (500TiB)" in text and "Free some space" in text for text in said):
+            assert time.monotonic() < deadline, said
+            with contextlib.suppress(Refused):  # not up yet
+                status = control.call(tmp_path / "data", {"command": "status"})["status"]
+                said = [event["text"] for event in status["events"]]
+            time.sleep(0.05)
+    finally:
+        process.terminate()
+        _, log = process.communicate(timeout=30)
+    assert "Free some space" in log
 
 
 def test_systemd_hears_of_readiness_and_of_the_end(tmp_path: Path) -> None:

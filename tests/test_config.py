@@ -126,6 +126,11 @@ def test_a_wrong_value_is_named_with_what_is_allowed(name: str, value: str, says
     assert says in message
 
 
+def test_a_directory_that_is_a_file_is_told_from_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is a file. Name a directory" in refusal(DATA_DIR=str(tmp_path / "file"))
+
+
 def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load({"CHRONIK_LOG_LEVEL": "loud", "CHRONIK_NODEID": "1"}, "leader")

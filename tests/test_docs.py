@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from chronik_repl.cli import build_parser
+from chronik_repl.config import VARIABLES
 from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+EXAMPLES = sorted(path for path in ROOT.glob("config/**/*.*") if path.suffix != ".json")
 PORTS = ("9092", "9093", "9291", "9292", "9644", "9645")
 TIMEOUT_S = 400  # for a machine that has other things to do
 
@@ -74,12 +78,49 @@ def test_files_that_are_named_are_there(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page.relative_to(ROOT)} names {name}"
 
 
-def test_every_command_has_help_with_examples() -> None:
-    chronik = Path(sys.executable).parent / "chronik"
-    top = subprocess.run([chronik, "--help"], capture_output=True, text=True, check=True).stdout
-    names = re.findall(r"(?m)^    ([a-z]+) ", top)
+def commands(text: str) -> list[str]:
+    """As they stand in backticks (perhaps over two lines), in blocks and in the comments of config/."""
+    found = re.findall(r"`(chronik [^`\n]*(?:\n[^`\n]*)?)`", text)
+    found += re.findall(r"(?m)^(?:.*\s\s)?(chronik [^`\n#]*)$", text) + re.findall(r": (chronik [^`\n]*)$", text)
+    return [" ".join(one.replace("…", "").rstrip("&").split()) for one in found]
+
+
+@pytest.mark.parametrize("page", [*DOCUMENTS, *EXAMPLES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_variables_that_are_named_are_there(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = page.read_text()
+    unknown = set(re.findall(r"\bCHRONIK_[A-Z_]*[A-Z]\b", text)) - {variable.name for variable in VARIABLES}
+    assert unknown == set()
+    for command in commands(text):
+        words = shlex.split(command.partition(" > ")[0])[1:]
+        named = len(words) <= 2 and "the following arguments are required" in complaint(words, capsys)
+        assert named or not complaint(words, capsys), command  # named: not to be typed as it stands
+
+
+def complaint(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with contextlib.suppress(SystemExit):
+        build_parser().parse_args(words)
+    return capsys.readouterr().err
+
+
+def test_the_architecture_names_every_room_and_module_of_the_top_floor() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = re.findall(r"`([a-z_]+(?:\.py|/))`", page.partition("## The rooms")[2].partition("\n## ")[0])
+    package = ROOT / "chronik_repl"
+    there = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
+    there |= {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    assert set(table) - {"test_floor_plan.py"} == there
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in ROOT.glob("docs/*.md") if f"(docs/{page.name})" not in readme] == []
+    assert [
+        page.name for page in ROOT.glob("*.md") if page.name != "README.md" and f"({page.name})" not in readme
+    ] == []
+
+
+def test_help_names_every_command() -> None:
+    """Examples of each: test_commands.py."""
+    names = re.findall(r"(?m)^    ([a-z]+) ", build_parser().format_help())
     wanted = {"status", "topics", "groups", "members", "promote", "backup", "certs", "users", "wal", "parity", "config"}
     assert set(names) == wanted
-    for name in sorted(wanted):
-        text = subprocess.run([chronik, name, "--help"], capture_output=True, text=True, check=True).stdout
-        assert "example" in text, f"chronik {name} --help has no examples"

@@ -18,6 +18,7 @@ from chronik_repl.cli import main
 from chronik_repl.config import VARIABLES
 from chronik_repl.http import metrics
 from chronik_repl.meters import METERS
+from tests.promtool import promtool
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "config"
@@ -113,11 +114,8 @@ def test_promtool_accepts_rules_and_scrape_config() -> None:
     folder = CONFIG / "prometheus"
     loaded = yaml.safe_load((folder / "prometheus.yml").read_text())
     assert loaded["rule_files"] == ["alerts.yml"]
-    if shutil.which("promtool") is None:
-        pytest.skip("no promtool on this machine; the YAML and the metrics' names are checked without it")
-    checked = subprocess.run(
-        ["promtool", "check", "config", str(folder / "prometheus.yml")], capture_output=True, text=True
-    )
+    command = [promtool(), "check", "config", str(folder / "prometheus.yml")]
+    checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 

@@ -8,6 +8,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -25,6 +27,14 @@ def test_setup_costs_nothing_the_second_time_not_even_two_at_once(tmp_path: Path
     assert [one.wait(30) for one in both] == [0, 0]
     assert stamp.stat().st_mtime_ns == before, "it was done again"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "scripts").iterdir() if path.is_file()))
+def test_every_script_has_help(script: str, tmp_path: Path) -> None:
+    command = [str(ROOT / "scripts" / script), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 40, done.stdout
 
 
 def test_an_unknown_part_is_said_with_those_that_there_are(tmp_path: Path) -> None:

@@ -164,5 +164,5 @@ class Cluster:
                 if not node.alive and node._process is not None and node._process.returncode != -signal.SIGKILL:
                     raise DemoFailed(f"node {node.node_id} ended by itself:\n{node.last_lines()}")
             if time.monotonic() > deadline:
-                raise DemoFailed(f"waited {timeout_s:.0f} s in vain until {what}")
+                raise DemoFailed(f"waited {timeout_s:.0f} s in vain until {what}. Is this machine busy? Then try again")
             time.sleep(POLL_S)

@@ -34,7 +34,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def name_of(follower: FollowerStatus) -> str:
-    """Its node id, or its address while it has never answered."""
+    """Its node id, or its address while nobody knows who it is."""
     return str(follower.node_id) if follower.node_id else follower.address
 
 

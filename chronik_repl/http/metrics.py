@@ -1,7 +1,7 @@
 """A node's standing in Prometheus's words. Nothing is stored here: each scrape reads the log, the role and the meters.
 
-Names: `chronik_…`, base units, `_total` for what only grows. `follower` is a node id, or an address while that node has
-never answered. Positions are byte addresses, so a lag in positions is a lag in bytes.
+Names: `chronik_…`, base units, `_total` for what only grows. `follower` is a node id, or an address while nobody knows
+who is there. Positions are byte addresses, so a lag in positions is a lag in bytes.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ class Logins:
         try:
             changed_ns = (await trio.Path(path).stat()).st_mtime_ns
         except OSError as error:
-            raise ConfigError(f"CHRONIK_KAFKA_USERS_FILE={path}: {error.strerror}") from error
+            raise ConfigError(
+                f"CHRONIK_KAFKA_USERS_FILE={path}: {error.strerror}. Give a file that this user can read"
+            ) from error
         return cls(path, await trio.to_thread.run_sync(read, path), changed_ns)
 
     async def users(self) -> Users:

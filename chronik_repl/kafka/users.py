@@ -7,7 +7,8 @@ A line a user, the keys written as PostgreSQL writes them, base64. No password s
 can log in, and every guess costs all the iterations. The first line's secret makes salts for users that do not exist,
 always the same for the same name, so that nobody can tell them from those that do.
 
-The file is written aside and renamed, with mode 0600. A running server reads it again when it has changed.
+The file is written aside and renamed. A new one has mode 0600; one that is there keeps its mode and owner, so that root
+can keep a file that the node's user reads. A running server reads it again when it has changed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import base64
 import binascii
+import contextlib
 import getpass
 import hashlib
 import hmac
@@ -88,7 +90,9 @@ def read(path: Path) -> Users:
             f"CHRONIK_KAFKA_USERS_FILE={path}: {error.strerror}. Give a file that this user can read"
         ) from error
     if len(raw) > FILE_BYTES_MAX:
-        raise ConfigError(f"CHRONIK_KAFKA_USERS_FILE={path}: larger than {FILE_BYTES_MAX} bytes")
+        raise ConfigError(
+            f"CHRONIK_KAFKA_USERS_FILE={path}: over {FILE_BYTES_MAX} bytes. Give the one that `chronik users` keeps"
+        )
     return parse(raw, str(path))
 
 
@@ -134,6 +138,11 @@ def write(path: Path, users: Users) -> None:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write("\n".join(lines) + "\n")
+            if path.exists():
+                before = path.stat()
+                with contextlib.suppress(PermissionError):  # it was another's
+                    os.fchown(descriptor, before.st_uid, before.st_gid)
+                os.fchmod(descriptor, before.st_mode & 0o777)
         aside.replace(path)
     except OSError as error:
         raise Refused(
@@ -162,7 +171,7 @@ def register(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add = actions.add_parser(
         "add", help="add a user, or give one a new password", epilog=EXAMPLES, formatter_class=style
     )
-    add.add_argument("name")
+    add.add_argument("name", help="letters, digits and . _ @ + -, 128 at most")
     add.add_argument("--password-stdin", action="store_true", help="read the password from the first line of stdin")
     add.set_defaults(run=_add)
     show = actions.add_parser("list", help="show the users", epilog=EXAMPLES, formatter_class=style)
@@ -171,7 +180,7 @@ def register(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     remove = actions.add_parser(
         "remove", help="remove a user; connections that are open stay open", epilog=EXAMPLES, formatter_class=style
     )
-    remove.add_argument("name")
+    remove.add_argument("name", help="as `chronik users list` shows it")
     remove.set_defaults(run=_remove)
     for action in (add, show, remove):
         action.add_argument(

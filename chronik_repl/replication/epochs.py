@@ -205,12 +205,15 @@ def missing_to_lead(
     `grants`: those that granted this epoch, without the candidate; `sets`: the membership in force by its own log.
     """
     if not sets:
-        return "this log names no members; a node with an empty log cannot be promoted"
+        return "this node's log is empty: promote one that holds the log"
     good = {who for who, log in grants.items() if not log_ahead(log, mine, me.node_id)}
     ahead = sorted({who.node_id for who in grants if who not in good})
     for members in sets:
         if me not in members.who:
-            return f"node {me.node_id} with directory {me.directory_id} is not a member"
+            return (
+                f"node {me.node_id} with directory {me.directory_id} is not a member: promote one, or add this node on "
+                "the leader first (`chronik members add`)"
+            )
         if members.sync_replicas == 0 and may_start_alone(me.node_id, mine, to_others) and not ahead:
             continue
         have, need = 1 + len((good - {me}) & members.who), grants_needed(members)

@@ -283,7 +283,11 @@ class Following:
         if start not in self._asked_again or self._mending is not None:
             raise ProtocolError(f"a segment at {start} that nobody asked for")
         if told.bad:
-            self._local.say("error", f"the segment at {start} cannot be repaired: the leader's is bad too: {told.bad}")
+            self._local.say(
+                "error",
+                f"the segment at {start} cannot be repaired: the leader's is bad too: {told.bad}. `chronik wal verify` "
+                "on each node shows who has it whole: promote that one",
+            )
             return
         if told.end <= start:
             raise ProtocolError(f"a segment from {start} to {told.end}")
@@ -313,6 +317,8 @@ class Following:
             try:
                 await self._log.replace_segment(start, come())
             except (CorruptLog, OutOfRange) as error:
-                self._local.say("error", f"the segment at {start} could not be repaired: {error}")
+                self._local.say(
+                    "error", f"the segment at {start} could not be repaired: {error}; the next session asks again"
+                )
             else:
                 self._local.say("info", f"the segment at {start} is repaired with the leader's bytes")

@@ -24,6 +24,7 @@ from chronik_repl.replication.network import Stream
 from chronik_repl.replication.session import Connection, ConnectionLost
 
 HANDSHAKES_MAX = 8  # of one connection: ask, take, and again
+MEND = ". Keep this directory for `chronik parity` and `chronik wal verify`, and start this node with an empty one"
 
 Promiser = Callable[[epochs.Promise], Awaitable[bool]]
 
@@ -84,8 +85,8 @@ class Receiver:
             if self.session is not None and self.session.connection is connection and self.session.met:
                 self._local.say("warning", f"lost leader {self.session.leader.node_id}: {lost}")
         except Diverged as error:
-            self.diverged = str(error)
-            self._local.say("error", f"no reads are served here: {error}")
+            self.diverged = f"{error}{MEND}"
+            self._local.say("error", f"no reads are served here: {self.diverged}")
         except ProtocolError as error:
             self._local.say("warning", f"connection dropped: {error}")
         finally:
@@ -133,16 +134,24 @@ class Receiver:
         if asked.node_id < 1 or not asked.directory_id:
             raise ProtocolError(f"a handshake of nobody: node {asked.node_id}, directory {asked.directory_id!r}")
         if asked.directory_id == passport.directory_id:
-            text = f"node {asked.node_id} shows this node's own directory id {passport.directory_id}: one is a copy"
+            text = (
+                f"node {asked.node_id} shows this node's own directory id {passport.directory_id}: one is a copy. Stop "
+                "it, and copy with `chronik backup`"
+            )
             return local.answer(Answer.SAME_DIRECTORY, text)
         if asked.node_id == passport.node_id:
-            return local.answer(Answer.SAME_NODE_ID, f"both nodes have CHRONIK_NODE_ID {asked.node_id}")
+            return local.answer(
+                Answer.SAME_NODE_ID, f"both nodes have CHRONIK_NODE_ID {asked.node_id}: give the newer one its own"
+            )
         if (
             passport.cluster_id
             and asked.cluster_id != passport.cluster_id
             and (asked.cluster_id or asked.purpose != Purpose.ASK)
         ):
-            text = f"this node is of cluster {passport.cluster_id!r}, the other of {asked.cluster_id!r}"
+            text = (
+                f"this node is of cluster {passport.cluster_id!r}, the other of {asked.cluster_id!r}: correct the "
+                "address, or start this one with an empty directory"
+            )
             return local.answer(Answer.OTHER_CLUSTER, text)
         if asked.purpose != Purpose.ASK and (asked.epoch < 1 or not asked.cluster_id):
             raise ProtocolError(f"{asked.purpose.name} without an epoch or a cluster")

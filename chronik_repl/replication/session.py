@@ -12,12 +12,13 @@ Shipper, receiver and election all speak through `Connection`. What it promises:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 
-from chronik_repl.errors import ChronikError, ProtocolError
+from chronik_repl.errors import ChronikError, ProtocolError, first_of
 from chronik_repl.replication.messages import Feeder, Frames, Message, encode
 from chronik_repl.replication.network import Network, Stream
 from chronik_repl.wal.disk import Buffer
@@ -215,4 +216,13 @@ async def dial(network: Network, address: str) -> Connection:
     except trio.TooSlowError:
         raise ConnectionLost(f"no connection to {address} within {HANDSHAKE_TIMEOUT_S:.0f} s") from None
     except OSError as error:
-        raise ConnectionLost(f"cannot connect to {address}: {error}") from error
+        raise ConnectionLost(f"cannot connect to {address}: {_why(error)}") from error
+
+
+def _why(error: OSError) -> str:
+    """trio says that all its attempts failed; what they met stands behind that."""
+    cause = error.__cause__
+    if isinstance(cause, BaseExceptionGroup):
+        cause = first_of(cause)
+    met = cause if isinstance(cause, OSError) else error
+    return os.strerror(met.errno) if met.errno is not None and met.errno > 0 else met.strerror or str(met)

@@ -92,8 +92,9 @@ def check(arguments: argparse.Namespace, master: str | None) -> int:
     began = time.monotonic()
     with _progress(arguments) as progress:
         progress("starting Spark", 0, 0)
-        spark = open_session(master)
+        spark = None
         try:
+            spark = open_session(master)
             ship_package(spark.sparkContext)
             from chronik_repl.spark.parity import Options, run
 
@@ -102,9 +103,13 @@ def check(arguments: argparse.Namespace, master: str | None) -> int:
         except ChronikError:
             raise
         except _spark_errors() as error:
-            raise ChronikError(f"Spark could not do it: {str(error).strip().splitlines()[0]}") from error
+            raise ChronikError(
+                f"Spark could not do it: {_why(error)}. Is --master right, and may its workers read the copies? "
+                "Spark's own log says more"
+            ) from error
         finally:
-            spark.stop()
+            if spark is not None:
+                spark.stop()
     from chronik_repl.spark.page import as_page
     from chronik_repl.spark.report import as_json, print_report
 
@@ -117,6 +122,12 @@ def check(arguments: argparse.Namespace, master: str | None) -> int:
 
         print_report(report, terminal())
     return report.exit_code
+
+
+def _why(error: BaseException) -> str:
+    """In one line; what Java says where it was Java's: Py4J's own first line says only that something was called."""
+    thrown = getattr(error, "java_exception", None)
+    return (str(error) if thrown is None else str(thrown.toString())).strip().splitlines()[0].rstrip(".")
 
 
 def _spark_errors() -> tuple[type[BaseException], ...]:

@@ -72,7 +72,9 @@ def ask_leader(url: str) -> LeaderStatus:
             "up to the lowest durable end"
         ) from error
     except msgspec.DecodeError as error:
-        raise CannotTell(f"{address}: not the status of a node ({error})") from error
+        raise CannotTell(
+            f"{address}: not the status of a node ({error}). Give what CHRONIK_HTTP_BIND_ADDR of the leader names"
+        ) from error
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -355,6 +357,7 @@ def _one_cluster(copies: Sequence[Copy], leader: LeaderStatus | None) -> str:
         names["the leader"] = leader.cluster_id
     if len(set(names.values())) > 1:
         raise CannotTell(
-            "these are not copies of one log: " + ", ".join(f"{n} is of cluster {c!r}" for n, c in names.items())
+            f"these are not copies of one log: {', '.join(f'{n} is of cluster {c!r}' for n, c in names.items())}. Give "
+            "the data directories of one cluster's nodes, and its leader"
         )
     return next(iter(names.values()), "")

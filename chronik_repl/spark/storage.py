@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlparse
 
 from chronik_repl.errors import ChronikError
 
+IS_IT_RIGHT = "Is the path right, and may Spark's user read it?"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
@@ -163,7 +164,7 @@ class Hadoop:
                 for s in system.listStatus(where)
             ]
         except Py4JJavaError as error:
-            raise StorageError(f"{folder}: {error.java_exception.toString()}") from error
+            raise StorageError(f"{folder}: {error.java_exception.toString()}. {IS_IT_RIGHT}") from error
 
     def read(self, path: str, at: int, size: int) -> bytes | None:
         from py4j.protocol import Py4JJavaError
@@ -184,7 +185,7 @@ class Hadoop:
         except Py4JJavaError as error:
             if "FileNotFound" in error.java_exception.getClass().getName():
                 return None
-            raise StorageError(f"{path}: {error.java_exception.toString()}") from error
+            raise StorageError(f"{path}: {error.java_exception.toString()}. {IS_IT_RIGHT}") from error
 
     def _skip(self, stream: Any, count: int) -> None:
         from py4j.protocol import Py4JJavaError
@@ -235,7 +236,7 @@ class Arrow:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StorageError(f"{folder}: {error}") from error
+            raise StorageError(f"{folder}: {error}. {IS_IT_RIGHT}") from error
         base = folder.rstrip("/")
         return [Entry(f.base_name, f"{base}/{f.base_name}", f.size or 0, f.mtime_ns or 0) for f in found if f.is_file]
 

@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.end_to_end.processes import Processes, running_processes, until
+from tests.promtool import promtool
 
 RULES = Path(__file__).parents[2] / "config" / "prometheus" / "alerts.yml"
 MINUTES = 40
@@ -25,20 +23,25 @@ Series = dict[str, str]  # a series → its values, a minute apart, as promtool 
 
 # What processes are not asked to show here: series of the healthy cluster that are told otherwise. Of one node, but
 # where a follower is named.
-TOLD: dict[str, dict[str, str]] = {
-    "ChronikNotReady": {'chronik_ready{instance="2"': "0x40"},
-    "ChronikTwoLeaders": {'chronik_role{instance="2",job="chronik",role="leader"': "1x40"},
-    "ChronikFollowerBehind": {'chronik_replication_lag_seconds{follower="2"': "61x40"},
-    "ChronikRingOverflows": {'chronik_replication_ring_drops_total{follower="2"': "0+1x40"},
-    "ChronikParity": {'chronik_replication_parity_mismatches_total{follower="2"': "0x10 1x30"},
-    "ChronikDamage": {'chronik_log_damaged_ranges{instance="2"': "1x40"},
-    "ChronikDiskFilling": {'chronik_disk_free_bytes{instance="2"': f"{100 * GIB}-{GIB}x40"},
-    "ChronikCommitSlow": {
-        'chronik_log_commit_seconds_total{instance="1"': "0+60x40",
-        'chronik_log_groups_committed_total{instance="1"': "0+300x40",
-    },
-    "ChronikClockLeapt": {'chronik_clock_ahead_seconds{instance="2"': "90x40"},
-}
+TOLD: list[tuple[str, dict[str, str]]] = [
+    ("ChronikNotReady", {'chronik_ready{instance="2"': "0x40"}),
+    ("ChronikTwoLeaders", {'chronik_role{instance="2",job="chronik",role="leader"': "1x40"}),
+    ("ChronikFollowerBehind", {'chronik_replication_lag_seconds{follower="2"': "61x40"}),
+    ("ChronikRingOverflows", {'chronik_replication_ring_drops_total{follower="2"': "0+1x40"}),
+    ("ChronikParity", {'chronik_replication_parity_mismatches_total{follower="2"': "0x10 1x30"}),
+    ("ChronikParity", {'chronik_diverged{instance="2"': "1x40"}),
+    ("ChronikParity", {'chronik_replication_state{follower="2",instance="1",job="chronik",state="diverged"': "1x40"}),
+    ("ChronikDamage", {'chronik_log_damaged_ranges{instance="2"': "1x40"}),
+    ("ChronikDiskFilling", {'chronik_disk_free_bytes{instance="2"': f"{100 * GIB}-{GIB}x40"}),
+    (
+        "ChronikCommitSlow",
+        {
+            'chronik_log_commit_seconds_total{instance="1"': "0+60x40",
+            'chronik_log_groups_committed_total{instance="1"': "0+300x40",
+        },
+    ),
+    ("ChronikClockLeapt", {'chronik_clock_ahead_seconds{instance="2"': "90x40"}),
+]
 
 
 def scraped(cluster: Processes) -> Series:
@@ -99,10 +102,7 @@ class Promtool:
 
 
 def test_each_alert_fires_for_what_it_says_and_none_in_a_healthy_cluster(tmp_path: Path) -> None:
-    program = shutil.which("promtool") or shutil.which("promtool", path=Path(sys.executable).parent)
-    if program is None:
-        pytest.skip("no promtool on this machine (scripts/setup tests fetches it; or apt-get install prometheus)")
-    promtool = Promtool(program, tmp_path)
+    prometheus = Promtool(promtool(), tmp_path)
     with running_processes(tmp_path) as cluster:
         leader = cluster.leader_and(2, replication_mode="sync")
         producer = Producer({"bootstrap.servers": leader.kafka, "acks": 1})
@@ -110,31 +110,31 @@ def test_each_alert_fires_for_what_it_says_and_none_in_a_healthy_cluster(tmp_pat
         assert producer.flush(30) == 0
         cluster.same_logs()
         healthy = scraped(cluster)
-        promtool.expect(set(), healthy)
-        for alert, changes in TOLD.items():
-            promtool.expect({alert}, told(healthy, changes))
+        prometheus.expect(set(), healthy)
+        for alert, changes in TOLD:
+            prometheus.expect({alert}, told(healthy, changes))
 
         cluster.nodes[2].kill()
         until(lambda: states(leader.status()) == ["connecting", "streaming"], "the leader misses it")
-        promtool.expect({"ChronikNodeDown", "ChronikFollowerGone"}, scraped(cluster))
+        prometheus.expect({"ChronikNodeDown", "ChronikFollowerGone"}, scraped(cluster))
 
         cluster.nodes[3].kill()
         until(lambda: states(leader.status()) == ["connecting", "connecting"], "the leader is alone")
         alone = {"ChronikNodeDown", "ChronikFollowerGone", "ChronikTooFewFollowers"}
-        promtool.expect(alone, scraped(cluster))
+        prometheus.expect(alone, scraped(cluster))
         producer.produce("orders", b"two")
         assert producer.flush(30) == 0
-        promtool.expect({*alone, "ChronikHighWatermarkStuck"}, scraped(cluster))
+        prometheus.expect({*alone, "ChronikHighWatermarkStuck"}, scraped(cluster))
 
         leader.kill()
         cluster.nodes[2].start()
         cluster.nodes[2].wait_ready()
-        promtool.expect({"ChronikNodeDown", "ChronikNoLeader"}, scraped(cluster))
+        prometheus.expect({"ChronikNodeDown", "ChronikNoLeader"}, scraped(cluster))
         cluster.nodes[2].kill()
-        promtool.expect({"ChronikNodeDown", "ChronikNoLeader"}, scraped(cluster))
-    seen = {name for test in promtool.tests for name in test["name"].split(", ")} - {"healthy"}
+        prometheus.expect({"ChronikNodeDown", "ChronikNoLeader"}, scraped(cluster))
+    seen = {name for test in prometheus.tests for name in test["name"].split(", ")} - {"healthy"}
     assert seen == {rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
-    promtool.judge()
+    prometheus.judge()
 
 
 def states(status: dict[str, Any]) -> list[str]:

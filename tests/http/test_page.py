@@ -29,3 +29,16 @@ async def test_a_followers_page_shows_the_leaders_view_and_survives_its_death(tm
             assert page.complaints == []
     finally:
         await trio.to_thread.run_sync(cluster.stop)
+
+
+async def test_the_leaders_page_says_when_acks_all_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, followers=1)
+    try:
+        await trio.to_thread.run_sync(cluster.start)
+        async with open_page(cluster.leader.page) as page:
+            await page.until("document.querySelector('#acks').textContent.endsWith('the leader and 1 follower')")
+            cluster.followers[0].kill()
+            await page.until("document.querySelector('#acks').textContent.includes('1 follower; refused now')")
+            assert page.complaints == []
+    finally:
+        await trio.to_thread.run_sync(cluster.stop)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import io
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from chronik_repl.cli import main
 from chronik_repl.errors import ConfigError
 from chronik_repl.kafka.scram import Exchange, ScramFailed
-from chronik_repl.kafka.users import ITERATIONS, Users, Verifier, parse, read
+from chronik_repl.kafka.users import ITERATIONS, Users, Verifier, parse, read, write
 
 SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 USERS = Users(b"secret", {"user": Verifier.make("pencil", salt=SALT, iterations=4096)})
@@ -145,6 +146,20 @@ def test_users_add_list_remove(
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["users", "add", "carol", "--file", str(file), "--password-stdin"]) != 0
     assert main(["users", "add", "not a name", "--file", str(file), "--password-stdin"]) != 0
+
+
+def test_a_users_file_keeps_its_mode_and_owner(tmp_path: Path) -> None:
+    """Else the node's own user could not read it any more after root has added someone."""
+    file = tmp_path / "users"
+    write(file, USERS)
+    file.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(file, 1234, 5678)
+    before = file.stat()
+    write(file, USERS)
+    after = file.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert after.st_ino != before.st_ino, "written aside"
 
 
 @pytest.mark.parametrize(

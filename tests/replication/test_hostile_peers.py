@@ -144,11 +144,11 @@ async def test_kf48_silence_in_a_session(tmp_path: Path) -> None:
         assert running.up.status().leader.live is False  # type: ignore[union-attr]
 
 
-REFUSED: dict[str, tuple[dict[str, object], Answer]] = {
-    "kf50_another_cluster": ({"cluster_id": "another"}, Answer.OTHER_CLUSTER),
-    "kf50_another_protocol": ({"protocol": 99}, Answer.OTHER_PROTOCOL),
-    "an_older_epoch": ({"epoch": 1}, Answer.PROMISED),
-    "the_same_node_id": ({"node_id": 2}, Answer.SAME_NODE_ID),
+REFUSED: dict[str, tuple[dict[str, object], Answer, str]] = {
+    "kf50_another_cluster": ({"cluster_id": "another"}, Answer.OTHER_CLUSTER, "correct the address"),
+    "kf50_another_protocol": ({"protocol": 99}, Answer.OTHER_PROTOCOL, "upgrade the older"),
+    "an_older_epoch": ({"epoch": 1}, Answer.PROMISED, "is promised to node 1"),
+    "the_same_node_id": ({"node_id": 2}, Answer.SAME_NODE_ID, "give the newer one its own"),
 }
 
 
@@ -156,12 +156,12 @@ REFUSED: dict[str, tuple[dict[str, object], Answer]] = {
 async def test_strangers_are_refused_with_a_reason(tmp_path: Path, case: str) -> None:
     async with running_cluster(tmp_path) as cluster:
         leader = await cluster.leader_and(1)
-        fields, status = REFUSED[case]
+        fields, status, says = REFUSED[case]
         stream = await connect(cluster.nodes[2].address)
         await stream.send_all(encode(handshake(leader.up.cluster_id, **fields)))
         answer = msgspec.msgpack.decode((await dropped(stream))[8:], type=HandshakeAnswer)
         assert answer.status == status
-        assert answer.reason
+        assert says in answer.reason
         await still_works(cluster, leader)
 
 
@@ -173,6 +173,7 @@ async def test_kf54_a_copied_directory_is_refused(tmp_path: Path) -> None:
         await stream.send_all(encode(handshake(leader.up.cluster_id, directory_id=me.directory_id)))
         answer = msgspec.msgpack.decode((await dropped(stream))[8:], type=HandshakeAnswer)
         assert answer.status == Answer.SAME_DIRECTORY
+        assert "copy with `chronik backup`" in answer.reason
         await still_works(cluster, leader)
 
 

@@ -290,6 +290,49 @@ async def test_an_address_where_nobody_answers_is_given_up(tmp_path: Path, monke
             assert [follower.address for follower in leader.up.status().followers] == [cluster.nodes[2].address]
 
 
+async def test_a_node_of_another_cluster_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronik_repl.leader.ANSWER_TIMEOUT_S", 0.3)
+    async with running_cluster(tmp_path) as cluster, running_cluster(tmp_path / "another") as another:
+        leader = await cluster.leader_and(1)
+        await another.leader_and(1)
+        stranger = another.nodes[2].address
+        why = f"node 2 at {stranger} cannot be added: .* of cluster .*: correct the address"
+        with trio.fail_after(10), pytest.raises(Refused, match=why):
+            await leader.up.command({"command": "members-add", "address": stranger}, print)
+        assert [follower.address for follower in leader.up.status().followers] == [cluster.nodes[2].address]
+
+
+async def test_a_member_that_never_answered_this_leader_is_known_by_its_address(tmp_path: Path) -> None:
+    """Who it is, why it does not answer, and that it counts; and once it is removed nobody dials it any more."""
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1)
+        gone = cluster.nodes.pop(2)
+        await gone.crash()
+        await leader.crash()
+        await leader.start()
+        await until(lambda: bool(leader.up.status().followers), "it leads again")
+        await until(lambda: bool(leader.up.status().followers[0].detail), "it has dialled")
+        (follower,) = leader.up.status().followers
+        assert (follower.node_id, follower.member, follower.state) == (2, True, "connecting")
+        assert follower.detail == f"cannot connect to {gone.address}: Connection refused"
+        await leader.up.command({"command": "members-remove", "node_id": 2}, print)
+        assert leader.up.status().followers == ()
+
+
+async def test_where_nobody_leads_nobody_is_named_to_change_members(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        leader = await cluster.leader_and(1)
+        follower = cluster.nodes[2].up
+        command = {"command": "members-remove", "node_id": 1}
+        with pytest.raises(Refused, match="node 1 leads: run it there"):
+            await follower.command(command, print)
+        await leader.crash()
+        del cluster.nodes[1]
+        await until(lambda: bool(follower.status().no_leader), "it is missed")
+        with pytest.raises(Refused, match="nobody leads: see `chronik status`"):
+            await follower.command(command, print)
+
+
 async def test_drained_leader_loses_nothing_that_was_pending(tmp_path: Path) -> None:
     """While records stream in, another node is promoted: every record that was accepted is in the new leader's log."""
     async with running_cluster(tmp_path) as cluster:

@@ -4,6 +4,7 @@ unseen.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from chronik_repl.errors import ConfigError
+from chronik_repl.errors import ChronikError, ConfigError
 from chronik_repl.positions import Position
 from chronik_repl.spark import commands, parity, storage, tasks
 from chronik_repl.spark.page import as_page
@@ -331,8 +332,6 @@ def test_the_command(
     spark: Any, copies: tuple[Writer, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """All but the start of Spark, which this session has already done."""
-    import argparse
-
     writer, paths = copies
     monkeypatch.setattr("chronik_repl.spark.session.open_session", lambda *_: _Unstoppable(spark))
     parser = argparse.ArgumentParser()
@@ -370,6 +369,20 @@ class _Unstoppable:
 def test_wrong_words(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         commands.parse_copies(words)
+
+
+def test_a_master_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.errors import PySparkRuntimeError
+
+    def fails(master: str | None) -> None:
+        raise PySparkRuntimeError(f"no {master}\n\tat some.Java")
+
+    monkeypatch.setattr("chronik_repl.spark.session.open_session", fails)
+    parser = argparse.ArgumentParser()
+    commands.register(parser.add_subparsers())
+    parsed = parser.parse_args(["parity", "a=/x", "b=/y", "--master", "nonsense"])
+    with pytest.raises(ChronikError, match=r"could not do it: no nonsense\. Is --master right"):
+        parsed.run(parsed)
 
 
 def test_without_java_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
