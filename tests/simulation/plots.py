@@ -205,18 +205,20 @@ class Plots(Troubles):
         holders, laggards = others[:k], others[k:]
         if not k or not laggards or not self._may_lose(holders[0]):
             return ""
+        wiped, before = holders[0], holders[0].boots
+        # They stay apart: what a cut has held back arrives when it heals, and then the laggards would lag no more.
         with self._apart([leading], laggards):
             await self._write(leading, self.rng.choice((2, 8)), everyone=True)
             self._end(leading, self.rng.choice((3.0, 6.0)))
-            self._disks_lost.add(holders[0].name)
-            self._to_wipe.add(holders[0].name)
-            self._start(holders[0], 0.05)
-            holders[0].power_cut()
+            self._disks_lost.add(wiped.name)
+            self._to_wipe.add(wiped.name)
+            self._start(wiped, 0.05)
+            wiped.power_cut()
             for other in holders[1:]:
                 self._end(other, 5.0)
-        await self._wait_until(lambda: holders[0].node is not None, 1)
-        await self._promote_one(laggards[0], accept_loss=False)
-        return f"{leading.name} dies and {holders[0].name} loses its disk; {laggards[0].name} lags"
+            await self._wait_until(lambda: wiped.boots > before and wiped.node is not None, 1)
+            await self._promote_one(laggards[0], accept_loss=False)
+        return f"{leading.name} dies and {wiped.name} loses its disk; {laggards[0].name} lags"
 
     async def _empty_founder(self) -> str:
         """The program that founded the cluster starts as a leader again, with an empty disk, beside those that hold the
