@@ -18,6 +18,7 @@ from tests.simulation.troubles import Troubles
 from tests.simulation.workload import IDEMPOTENT, PRODUCERS
 
 WHOLE_S = 40.0  # simulated time in which everyone is back after an accepted loss
+LONELY = 0.2  # of the stories of sync mode begin with a leader that nobody else can reach
 
 
 class Plots(Troubles):
@@ -80,6 +81,28 @@ class Plots(Troubles):
         return "loses its power"
 
     # ── plots ──
+
+    async def _open(self) -> None:
+        """How the story begins: mostly all are there at once. In some of sync mode nobody reaches the first leader from
+        the moment on at which it begins: whoever asks it for acks=all must be refused until they do."""
+        chance = self.cluster.rng_for("opening")
+        if not self.size.sync_replicas or chance.random() >= LONELY:
+            return
+        first, *others = self.cluster.machines.values()
+        began = self.judge.beginnings[first.name] = trio.Event()
+        with trio.move_on_after(5):
+            await began.wait()
+        if not began.is_set():
+            return
+        with self._apart([first], others):
+            await self._nap(chance.choice((0.3, 1.0, 2.0)))
+            await self._write(first, chance.choice((1, 4)), everyone=True)
+            await self._write(first, chance.choice((0, 4)), everyone=False)
+            fate = self._end(first, chance.choice((0.0, 0.5))) if chance.random() < 0.3 else "lives on"
+            await self._nap(chance.choice((0.0, 0.1, 1.0)))
+        done = f"{first.name} begins alone and {fate}"
+        self.troubles.append(done)
+        self.judge.note("trouble", done)
 
     async def _split(self) -> str:
         """The network falls apart, and both parts work: the old leader writes what nobody gets, another is promoted
