@@ -71,6 +71,12 @@ class Plots(Troubles):
                     producer = self.rng.randrange(IDEMPOTENT, PRODUCERS)
                     nursery.start_soon(lambda who=producer: self._append(who, machine, everyone=everyone))  # type: ignore[misc]
 
+    async def _write_on(self, machine: Machine) -> None:
+        """Appends there now and then, until cancelled: while others promise somebody else an epoch, say."""
+        while True:
+            await self._nap(self.rng.uniform(0.02, 0.4))
+            await self._write(machine, 1, everyone=False)
+
     def _end(self, machine: Machine, back_after_s: float) -> str:
         """kill -9 or a power cut."""
         self._start(machine, back_after_s)
@@ -112,7 +118,7 @@ class Plots(Troubles):
         leading, others = cast
         chance = self.rng
         candidate = others[0]
-        shape = chance.choice(("halves", "halves", "pair", "leader alone", "candidate alone"))
+        shape = chance.choice(("halves", "halves", "pair", "pair", "leader alone", "candidate alone"))
         here, there = [leading], others
         if shape == "halves":
             size = chance.randrange(1, len(others) + 1)
@@ -127,7 +133,12 @@ class Plots(Troubles):
             fate = ""
             if chance.random() < 0.4:
                 fate = self._end(leading, chance.choice((0.1, 1.0, 4.0)))
-            if await self._promote_one(candidate, accept_loss=False):
+            async with trio.open_nursery() as nursery:
+                if not fate and chance.random() < 0.5:
+                    nursery.start_soon(self._write_on, leading)
+                promoted = await self._promote_one(candidate, accept_loss=False)
+                nursery.cancel_scope.cancel()
+            if promoted:
                 await self._write(candidate, chance.choice((0, 1, 6)))
                 if chance.random() < 0.4 and len(there) > 1:  # and once more, quickly
                     if chance.random() < 0.5:
