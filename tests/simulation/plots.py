@@ -18,6 +18,7 @@ from tests.simulation.troubles import Troubles
 from tests.simulation.workload import IDEMPOTENT, PRODUCERS
 
 WHOLE_S = 40.0  # simulated time in which everyone is back after an accepted loss
+LONELY = 0.2  # of the stories of sync mode begin with a leader that nobody else can reach
 
 
 class Plots(Troubles):
@@ -70,6 +71,12 @@ class Plots(Troubles):
                     producer = self.rng.randrange(IDEMPOTENT, PRODUCERS)
                     nursery.start_soon(lambda who=producer: self._append(who, machine, everyone=everyone))  # type: ignore[misc]
 
+    async def _write_on(self, machine: Machine) -> None:
+        """Appends there now and then, until cancelled: while others promise somebody else an epoch, say."""
+        while True:
+            await self._nap(self.rng.uniform(0.02, 0.4))
+            await self._write(machine, 1, everyone=False)
+
     def _end(self, machine: Machine, back_after_s: float) -> str:
         """kill -9 or a power cut."""
         self._start(machine, back_after_s)
@@ -81,6 +88,28 @@ class Plots(Troubles):
 
     # ── plots ──
 
+    async def _open(self) -> None:
+        """How the story begins: mostly all are there at once. In some of sync mode nobody reaches the first leader from
+        the moment on at which it begins: whoever asks it for acks=all must be refused until they do."""
+        chance = self.cluster.rng_for("opening")
+        if not self.size.sync_replicas or chance.random() >= LONELY:
+            return
+        first, *others = self.cluster.machines.values()
+        began = self.judge.beginnings[first.name] = trio.Event()
+        with trio.move_on_after(5):
+            await began.wait()
+        if not began.is_set():
+            return
+        with self._apart([first], others):
+            await self._nap(chance.choice((0.3, 1.0, 2.0)))
+            await self._write(first, chance.choice((1, 4)), everyone=True)
+            await self._write(first, chance.choice((0, 4)), everyone=False)
+            fate = self._end(first, chance.choice((0.0, 0.5))) if chance.random() < 0.3 else "lives on"
+            await self._nap(chance.choice((0.0, 0.1, 1.0)))
+        done = f"{first.name} begins alone and {fate}"
+        self.troubles.append(done)
+        self.judge.note("trouble", done)
+
     async def _split(self) -> str:
         """The network falls apart, and both parts work: the old leader writes what nobody gets, another is promoted
         and writes, perhaps a third; then they meet again."""
@@ -89,7 +118,7 @@ class Plots(Troubles):
         leading, others = cast
         chance = self.rng
         candidate = others[0]
-        shape = chance.choice(("halves", "halves", "pair", "leader alone", "candidate alone"))
+        shape = chance.choice(("halves", "halves", "pair", "pair", "leader alone", "candidate alone"))
         here, there = [leading], others
         if shape == "halves":
             size = chance.randrange(1, len(others) + 1)
@@ -104,7 +133,12 @@ class Plots(Troubles):
             fate = ""
             if chance.random() < 0.4:
                 fate = self._end(leading, chance.choice((0.1, 1.0, 4.0)))
-            if await self._promote_one(candidate, accept_loss=False):
+            async with trio.open_nursery() as nursery:
+                if not fate and chance.random() < 0.5:
+                    nursery.start_soon(self._write_on, leading)
+                promoted = await self._promote_one(candidate, accept_loss=False)
+                nursery.cancel_scope.cancel()
+            if promoted:
                 await self._write(candidate, chance.choice((0, 1, 6)))
                 if chance.random() < 0.4 and len(there) > 1:  # and once more, quickly
                     if chance.random() < 0.5:
@@ -205,18 +239,20 @@ class Plots(Troubles):
         holders, laggards = others[:k], others[k:]
         if not k or not laggards or not self._may_lose(holders[0]):
             return ""
+        wiped, before = holders[0], holders[0].boots
+        # They stay apart: what a cut has held back arrives when it heals, and then the laggards would lag no more.
         with self._apart([leading], laggards):
             await self._write(leading, self.rng.choice((2, 8)), everyone=True)
             self._end(leading, self.rng.choice((3.0, 6.0)))
-            self._disks_lost.add(holders[0].name)
-            self._to_wipe.add(holders[0].name)
-            self._start(holders[0], 0.05)
-            holders[0].power_cut()
+            self._disks_lost.add(wiped.name)
+            self._to_wipe.add(wiped.name)
+            self._start(wiped, 0.05)
+            wiped.power_cut()
             for other in holders[1:]:
                 self._end(other, 5.0)
-        await self._wait_until(lambda: holders[0].node is not None, 1)
-        await self._promote_one(laggards[0], accept_loss=False)
-        return f"{leading.name} dies and {holders[0].name} loses its disk; {laggards[0].name} lags"
+            await self._wait_until(lambda: wiped.boots > before and wiped.node is not None, 1)
+            await self._promote_one(laggards[0], accept_loss=False)
+        return f"{leading.name} dies and {wiped.name} loses its disk; {laggards[0].name} lags"
 
     async def _empty_founder(self) -> str:
         """The program that founded the cluster starts as a leader again, with an empty disk, beside those that hold the

@@ -26,6 +26,7 @@ class Story(Plots):
             for number in range(PRODUCERS):
                 nursery.start_soon(self._produce_once if number < IDEMPOTENT else self._produce, number)
             nursery.start_soon(self._consume)
+            await self._open()
             await self._trouble()
             while self.appended < APPENDS_MIN and not self.judge.verdicts:
                 await self._operate()

@@ -308,11 +308,11 @@ class Troubles(Operator):
         return f"{other.name} is removed and added"
 
     async def _burst(self) -> str:
-        """Many appends in one step: groups get large, rings overflow."""
+        """Many appends in one step: groups get large, and where there are more than a ring holds, rings overflow."""
         ready = [m for m in self.cluster.accepting() if not m.frozen]
         if not ready or self._nursery is None:
             return ""
-        machine = self.rng.choice(ready)
-        for _ in range(30):
+        machine, count = self.rng.choice(ready), self.rng.choice((30, 60))
+        for _ in range(count):
             self._nursery.start_soon(self._append, self.rng.randrange(IDEMPOTENT, PRODUCERS), machine)
-        return f"30 appends at once on {machine.name}"
+        return f"{count} appends at once on {machine.name}"
