@@ -17,7 +17,7 @@ from tests.simulation.bugs import BUGS, CAUGHT
 from tests.simulation.run import Outcome, simulate
 
 SEEDS = 200
-REPLAYS = 50
+REPLAYS = 100
 PROCESSES = min(4, os.cpu_count() or 1)
 TRACE = "from tests.simulation.run import simulate; print(simulate({seed}).trace_hash)"
 
