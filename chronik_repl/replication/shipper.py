@@ -211,14 +211,25 @@ class Link:
         if answer.status not in (Answer.OK, Answer.NOT_NOW):
             refusal = answer.reason or answer.status.name
         elif who.directory_id == self._local.me.directory_id:
-            refusal = f"it shows this node's own directory id {who.directory_id}: one of the two is a copy"
+            refusal = (
+                f"it shows this node's own directory id {who.directory_id}: one of the two is a copy. Stop the copy; "
+                "`chronik backup` makes one that may run"
+            )
         elif who.node_id == self._local.me.node_id:
-            refusal = f"it has this node's own CHRONIK_NODE_ID {who.node_id}"
+            refusal = (
+                f"it has this node's own CHRONIK_NODE_ID {who.node_id}: give it another, in a directory of its own"
+            )
         self.identity, self.member = who, answering_member(answer, self.address)
         if not refusal and (other := self._leading.twin(self)) is not None:
-            refusal = f"node {who.node_id} with directory id {who.directory_id} is already served at {other.address}"
+            refusal = (
+                f"node {who.node_id} with directory id {who.directory_id} is already served at {other.address}: if "
+                "that is another process, one of them is a copy: stop it, and copy with `chronik backup`"
+            )
         if not refusal and self._leading.is_removed(who) and not self.invited:
-            refusal = f"node {who.node_id} was removed from the cluster"
+            refusal = (
+                f"node {who.node_id} was removed from the cluster: `chronik members add {self.address}` on the leader "
+                "lets it in again"
+            )
         if refusal:
             self._becomes("refused", refusal)
             raise ProtocolError(refusal)
@@ -447,7 +458,11 @@ class Link:
     def _diverges(self, reason: str) -> None:
         self.parity_mismatches += 1
         if self.state != "diverged":
-            self._local.say("error", f"follower {self.node_id} at {self.address} differs from this log: {reason}")
+            self._local.say(
+                "error",
+                f"follower {self.node_id} at {self.address} differs from this log: {reason}. It no longer counts; "
+                "docs/operations.md says under ChronikParity what to do",
+            )
         self._leading.diverges(self, reason)
         self._becomes("diverged", reason)
         raise ProtocolError(f"parity: {reason}")

@@ -69,7 +69,10 @@ class TcpNetwork:
             await secured.do_handshake()
         except trio.BrokenResourceError as error:
             stream.close()
-            raise OSError(f"TLS with {address} failed: {error.__cause__ or error}") from error
+            raise OSError(
+                f"TLS with {address} failed: {error.__cause__ or error}. Are both nodes' certificates of one CA, and "
+                "neither has expired? (`chronik certs` makes them)"
+            ) from error
         except BaseException:
             stream.close()
             raise

@@ -146,7 +146,10 @@ class SegmentFile:
             try:
                 piece = os.pread(self._fd, size, at)
             except OSError as error:
-                raise CannotRead(f"{self.path}: cannot be read at byte {at}: {error.strerror}") from error
+                raise CannotRead(
+                    f"{self.path}: cannot be read at byte {at}: {error.strerror}. Look at the disk "
+                    "(`dmesg`, `smartctl`), and go on with a copy of this log on another one"
+                ) from error
             if not piece:
                 break
             pieces.append(piece)
