@@ -230,7 +230,8 @@ class Troubles(Operator):
         leading = self.cluster.leader()
         changes = leading.node.log.state.membership if leading is not None and leading.node is not None else []
         k = min(self.size.sync_replicas, changes[-1][1].sync_replicas if changes else 0)  # an accepted loss lowers it
-        return machine.name not in self._disks_lost and len(self._disks_lost) < min(k, self.size.nodes - 1 - k)
+        members = len(changes[-1][1].members) if changes else self.size.nodes  # and some may have been removed
+        return machine.name not in self._disks_lost and len(self._disks_lost) < min(k, members - 1 - k)
 
     async def _lose_disk(self) -> str:
         """The machine comes back with an empty disk: another directory under the same node id."""
