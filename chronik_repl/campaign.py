@@ -12,7 +12,7 @@ The judging is in epochs.py. An empty node that was started to lead founds a clu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -29,6 +29,14 @@ from chronik_repl.wal.changes import MembersChanged
 from chronik_repl.words import count_of
 
 DRAIN_TIMEOUT_S = 10.0
+IMPAIRED = (
+    "part of this log was damaged and set aside: this node must catch up with a leader before it can lead. If there is "
+    "none any more, `chronik promote --accept-loss` on the node that holds most; what only others held is lost"
+)
+NO_VOTE = (
+    "part of this log, which reached {} at least, was damaged: what is left of it is set aside in damaged/, and until "
+    "this node has caught up with a leader it has no vote"
+)
 WITHOUT_THEM = ". Start what is missing, or lead without it: `chronik promote --accept-loss`; what only it held is lost"
 
 Say = Callable[[str], None]
@@ -52,9 +60,7 @@ class Campaign:
         whom = election.addresses(local)
         say(f"asking {count_of(len(whom), 'other node')}")
         if local.log.impaired_until is not None and not accept_loss:
-            raise Refused(
-                "part of this log was damaged and set aside: it must be fetched from a leader before this node can lead"
-            )
+            raise Refused(IMPAIRED)
         answers = await election.ask(local, whom)
         for address, answer in answers.items():
             if answer.status != Answer.OK:
@@ -62,7 +68,7 @@ class Campaign:
         asked = {address: answered(answer) for address, answer in election.of_this_cluster(answers).items()}
         founds = not local.log.state.history
         if founds:
-            await self._found(asked, promoted)
+            await self._found(asked, [a for a, answer in answers.items() if answer.status == Answer.DAMAGED], promoted)
         elif not promoted and (other := epochs.live_leader(me.node_id, asked.values())) is not None:
             self._yield_to(other)
         elif not promoted and local.log.state.history[-1].leader != me.node_id:
@@ -108,16 +114,23 @@ class Campaign:
 
     def _check(self, grants: Mapping[epochs.Identity, epochs.Summary]) -> None:
         local = self._local
+        if local.log.impaired_until is not None:
+            raise Refused(IMPAIRED)
         missing = epochs.missing_to_lead(
             local.me, local.summary(), grants, local.sets(), local.passport.promised_others
         )
         if missing:
             raise Refused(missing)
 
-    async def _found(self, asked: Mapping[str, epochs.Asked], promoted: bool) -> None:
+    async def _found(self, asked: Mapping[str, epochs.Asked], damaged: Sequence[str], promoted: bool) -> None:
         local, settings = self._local, self._local.settings
         if promoted:
             raise Refused("this node's log is empty: promote one that holds the log")
+        if damaged:  # an end of 0 may be what damage left there
+            raise Refused(
+                f"this node's log is empty, and {damaged[0]} held one that was damaged: run `chronik promote` on a "
+                "node that holds the log, and start this one as a follower"
+            )
         others = [address for address in settings.replication_followers if address != local.replication_address]
         match epochs.founding(others, asked, settings.bootstrap):
             case epochs.Wait(missing):

@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from chronik_repl import __version__, identity, tables
-from chronik_repl.campaign import Campaign, Say, Won
+from chronik_repl.campaign import NO_VOTE, Campaign, Say, Won
 from chronik_repl.config import Program, Settings
 from chronik_repl.errors import CannotLead, ChronikError, NotLeader, Refused, first_of
 from chronik_repl.leader import Deposed, Leadership
@@ -275,12 +275,8 @@ class Node:
                     local.kafka_address = str(address or local.kafka_address)
                 elif name == "http":
                     local.http_address = str(address or local.http_address)
-            if self.log.impaired_until is not None:
-                local.say(
-                    "error",
-                    f"part of this log was damaged and is set aside in damaged/: until position "
-                    f"{self.log.impaired_until} is here again from a leader, this node has no vote",
-                )
+            if (known := self.log.impaired_until) is not None:
+                local.say("error", NO_VOTE.format(known))
             self._wants_to_lead = self._leads_by_the_log()
             task_status.started(self)
             nursery.start_soon(self._roles)

@@ -97,7 +97,9 @@ class Following:
             if not isinstance(first, Truncate) or first.epoch != self.epoch:
                 raise ProtocolError(f"a session begins with TR of epoch {self.epoch}, not with {first!r:.80}")
             with trio.CancelScope(shield=True):  # cut wholly or not at all; whoever ends us waits for that
-                await self._meet(first)
+                if not self.ended:
+                    await self._meet(first)
+                    self._log.met_leader(Position(max(self._handshake.log_end, first.position)))
             if self.ended:
                 return
             self.met = True
@@ -114,8 +116,6 @@ class Following:
 
     async def _meet(self, told: Truncate) -> None:
         """Make this log a part of the leader's, or refuse."""
-        if self.ended:
-            return
         log, position = self._log, Position(told.position)
         await self._local.passport.join_cluster(self._handshake.cluster_id)
         if told.anew or log.cluster_id is None:

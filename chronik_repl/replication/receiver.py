@@ -119,9 +119,10 @@ class Receiver:
     def _answer(self, purpose: Purpose) -> HandshakeAnswer:
         """A node that has lost a part of its log to damage promises and follows, but no one may lead by its word: it
         might have held what the candidate lacks."""
-        missing = self._local.log.impaired_until
-        if missing is not None and purpose != Purpose.SHIP:
-            return self._local.answer(Answer.DAMAGED, f"this node lost a part of its log, up to {missing}, to damage")
+        known = self._local.log.impaired_until
+        if known is not None and purpose != Purpose.SHIP:
+            text = f"this node lost a part of its log, which reached {known} at least, to damage: it votes again "
+            return self._local.answer(Answer.DAMAGED, text + "once it has caught up with a leader")
         return self._local.answer(Answer.OK)
 
     def _refusal(self, asked: Handshake) -> HandshakeAnswer | None:

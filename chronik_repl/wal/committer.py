@@ -80,6 +80,7 @@ class Committer:
         self.current: Segment | None = None  # the one that groups go to; pinned, its file open
         self.finished: deque[Segment] = deque()  # have their last group and their final mark; to be sealed
         self.to_seal = trio.Event()
+        self.sealing = trio.Lock()  # held by the one who seals or unseals: an index says that a segment follows
         self._written_end = Position(0)  # the end of the last group that was handed to the disk
         self._sequence = 0  # of the last mark
         self._marked = (Position(0), Position(0))  # what it says

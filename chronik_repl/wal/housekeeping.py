@@ -2,7 +2,8 @@
 the log's start are removed.
 
 Sealing cuts a segment to size, writes its index beside it and makes it read-only. Nothing depends on it having
-happened: a crash before or in the middle leaves a segment that is sealed at the next start.
+happened: a crash before or in the middle leaves a segment that is sealed at the next start. But where an index stands,
+a segment followed: that is how opening notices that the last one is missing.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class Housekeeper:
             committer.to_seal = trio.Event()
 
     async def _seal(self, segment: Segment) -> None:
+        async with self._committer.sealing:
+            if not segment.gone and segment is not self._committer.current:  # as it may be since a truncation
+                await self._seal_it(segment)
+
+    async def _seal_it(self, segment: Segment) -> None:
         async with self._store.pinned(segment) as file:
             try:
                 index = segment.active or await self._reader.index_of(segment)
@@ -67,9 +73,8 @@ class Housekeeper:
             await self._disk.truncate(file, segment.file_offset(segment.end))
             await self._disk.replace(segment.index_name, index.encode())
             await self._disk.set_read_only(segment.name)
-        if not segment.gone and segment is not self._committer.current:
-            segment.sealed = True
-            segment.active = None
+        segment.sealed = True
+        segment.active = None
 
     async def _drop_cached_before(self, newest: Position) -> None:
         """A log is written once and mostly read as it grows. Left alone it fills all memory with what nobody reads, and

@@ -26,6 +26,7 @@ from chronik_repl.wal.committer import SPARE, Committer
 from chronik_repl.wal.disk import Buffer, Disk
 from chronik_repl.wal.housekeeping import Housekeeper
 from chronik_repl.wal.mending import (
+    Impairment,
     Replacement,
     clear_impaired,
     cut,
@@ -62,7 +63,8 @@ class Log:
         self.stats = LogStats()
         self.damage: list[Damage] = []
         self.cluster_id: str | None = None
-        self.impaired_until: Position | None = None  # durable here once, and lost to damage: do not vote by this log
+        self.impaired_until: Position | None = None  # durable here once, at least; lost to damage: do not vote by it
+        self._impairment = Impairment()
         self._disk = disk
         self._store = Store(disk, settings.frame_bytes_max)
         self._committer = Committer(
@@ -100,7 +102,7 @@ class Log:
         """Recover what is there. Raises CorruptLog, ForeignLog, FormatTooNew, having changed nothing.
 
         `cluster_id` None: take what is there. `set_aside_damage`, for a follower: move a damaged tail into damaged/
-        and open with what stands before it; `impaired_until` then says how far this node must come to be what it was.
+        and open with what stands before it; `impaired_until` is then not None until this node is what it was.
         """
         log = cls(disk, settings, clock_ms)
         try:
@@ -181,9 +183,12 @@ class Log:
     async def _heal(self) -> None:
         """What was lost to damage is here again, and durable: this node is what it was."""
         if self.impaired_until is not None:
-            await self.durable.wait(self.impaired_until)
+            self.durable.watchers.append(self._impairment)
+            await self._impairment.whole.wait()
             await clear_impaired(self._disk)
+            self.durable.watchers.remove(self._impairment)
             self.impaired_until = None
+            _logger.info("caught up with a leader after the damage: this node votes again", position=self.durable.value)
 
     async def close(self) -> None:
         """After `run` has ended: the rest becomes durable, and a mark says so. After a failure it only closes."""
@@ -258,7 +263,10 @@ class Log:
         """From here on what is appended carries this epoch, and is accepted. Raises NotLeader for an epoch that is
         over."""
         assert self.cluster_id, "found() comes first"
-        return self._writer.begin_epoch(epoch, change)
+        start = self._writer.begin_epoch(epoch, change)
+        if change.accept_loss:  # what this log holds is the history from here on
+            self._impairment.whole_at(start.end, self.durable.value)
+        return start
 
     def append_batch(self, topic: str, partition: int, batch: Buffer, *, record_count: int) -> Appended:
         """Give one record batch (v2), which the caller has checked, its place. Returns at once; `durable` says when
@@ -288,9 +296,14 @@ class Log:
         """
         return self._writer.append_received(data)
 
+    def met_leader(self, end: Position) -> None:
+        """This log is a part of a leader's now, whose log ended at `end` when it dialled. A log that was damaged is
+        what it was once it is durable to there (mending.Impairment says why)."""
+        self._impairment.whole_at(end, self.durable.value)
+
     async def begin_at(self, position: Position, chain: Checksum, cluster_id: str) -> None:
         """Forget everything and start anew at a segment start of the leader's."""
-        async with self._committer.alone():
+        async with self._committer.alone(), self._committer.sealing:
             self._committer.discard()
             self.cluster_id = self._committer.cluster_id = cluster_id
             await self._start_empty(position, chain)
@@ -316,7 +329,7 @@ class Log:
         if to < self.committed.value and not lost:
             raise OutOfRange(f"cannot truncate to {to}: it is committed up to {self.committed.value}")
         await self.durable.wait(self.end)
-        async with self._committer.alone():
+        async with self._committer.alone(), self._committer.sealing:
             if lost:
                 await keep_lost(self._disk, self._store, to, self.end)
             await self._cut(to)

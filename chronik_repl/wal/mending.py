@@ -12,17 +12,26 @@ from collections.abc import AsyncIterable
 import trio
 
 from chronik_repl.errors import CorruptLog, OutOfRange
-from chronik_repl.positions import Checksum, Position
+from chronik_repl.positions import ORIGIN, Checksum, Position
 from chronik_repl.wal.committer import Committer
 from chronik_repl.wal.disk import Disk, File, Write
 from chronik_repl.wal.recovery import scan
-from chronik_repl.wal.segment import FOLDER, FRAMES_AT, Header, Mark, encode_header, encode_mark, mark_offset
+from chronik_repl.wal.segment import (
+    FOLDER,
+    FRAMES_AT,
+    Header,
+    Mark,
+    best_mark,
+    encode_header,
+    encode_mark,
+    mark_offset,
+)
 from chronik_repl.wal.segments import Segment, Store
 
 LOST = "lost"  # what an operator's decision cut off below the high watermark
 DAMAGED = "damaged"  # segments whose bytes are not what was written
 REPAIR = f"{FOLDER}/repair"
-IMPAIRED = "impaired"  # how far this node's log once was durable, while it is not there again
+IMPAIRED = "impaired"  # while what was lost to damage is not known to be here again: how far it was durable, at least
 ZEROS_STEP = 256 * 1024
 PIECE_BYTES = 16 * 1024 * 1024
 
@@ -53,8 +62,13 @@ async def _all_zeros(disk: Disk, file: File, start: int, end: int) -> bool:
 
 
 async def forget_from(disk: Disk, store: Store, committer: Committer, position: Position) -> None:
-    """Remove every segment that starts at or after `position`, the last one first, so that what is left has no gap."""
+    """Remove every segment that starts at or after `position`, the last one first, so that what is left has no gap. The
+    index of the one before goes first: it says that a segment follows."""
     for segment in [s for s in reversed(store.list) if s.start >= position]:
+        for before in [s for s in store.list if s.end == segment.start and s is not segment]:
+            await disk.remove(before.index_name)
+            store.drop_index(before)
+            await disk.sync_dir(FOLDER)
         if segment is committer.current:
             committer.start_at(None, segment.start, None)
         if segment in committer.finished:
@@ -95,16 +109,15 @@ async def keep_lost(disk: Disk, store: Store, start: Position, end: Position) ->
 
 
 async def set_aside(disk: Disk, damage: CorruptLog) -> None:
-    """Move the damaged segment, and all after it, into damaged/. What was durable there is remembered in `impaired`:
-    until this node has it again it is shorter than it once said, and must neither lead nor let anyone lead by its
-    word."""
+    """Move the damaged segment, and all after it, into damaged/. That is remembered in `impaired`, durably and first:
+    this node's log is shorter than it once said, so it must neither lead nor let anyone lead by its word."""
     if not damage.file.startswith(FOLDER + "/"):
         raise damage
     names = sorted(name for name in await disk.list(FOLDER) if name.endswith(".wal"))
     first = damage.file.rpartition("/")[2]
     last = Position(int(names[-1][:-4]))
     known = await read_impaired(disk)
-    until = max(known or 0, last, damage.end or 0)
+    until = max(known or 0, last, damage.end or 0, await _marked(disk, names[-1]))  # for people: no bound can be proved
     await disk.replace(IMPAIRED, b"%d\n" % until)
     await disk.make_folder(DAMAGED)
     for name in reversed(names):
@@ -114,7 +127,18 @@ async def set_aside(disk: Disk, damage: CorruptLog) -> None:
     await disk.sync_dir(DAMAGED)
 
 
+async def _marked(disk: Disk, name: str) -> Position:
+    """What the marks in this file say, if one of them can be read."""
+    file = await disk.open(f"{FOLDER}/{name}")
+    try:
+        mark = best_mark(await disk.read(file, 0, FRAMES_AT))
+    finally:
+        file.close()
+    return mark.durable_end if mark is not None else ORIGIN
+
+
 async def read_impaired(disk: Disk) -> Position | None:
+    """None where the log is whole. What cannot be read says that it is not, and no more."""
     try:
         file = await disk.open(IMPAIRED)
     except FileNotFoundError:
@@ -123,10 +147,32 @@ async def read_impaired(disk: Disk) -> Position | None:
         text = await disk.read(file, 0, 64)
     finally:
         file.close()
-    try:
-        return Position(int(text))
-    except ValueError:
-        raise CorruptLog(f"{IMPAIRED}: not a position: {text!r}", file=IMPAIRED) from None
+    return Position(int(text)) if text.strip().isdigit() else ORIGIN
+
+
+class Impairment:
+    """While this node's log lacks what it once acked: when is it whole again?
+
+    How far it was durable cannot be read from a damaged file: marks lag a group behind, headers and marks rot too. But
+    whatever was committed with an ack of this node stands in the log of every leader that it follows afterwards, below
+    the end that this log has when they meet. So this node is what it was once it is durable as far as that.
+    """
+
+    def __init__(self) -> None:
+        self.whole = trio.Event()
+        self._whole_at: Position | None = None
+
+    def whole_at(self, position: Position, durable_end: Position) -> None:
+        """Of the last leader that was met."""
+        self._whole_at = position
+        self.passed(durable_end)
+
+    def passed(self, durable_end: Position) -> None:
+        if self._whole_at is not None and durable_end >= self._whole_at:
+            self.whole.set()
+
+    def failed(self, error: BaseException) -> None:
+        """Whoever runs the log ends this process, or it led until now."""
 
 
 async def clear_impaired(disk: Disk) -> None:

@@ -14,6 +14,7 @@ from chronik_repl.errors import CorruptLog, ForeignLog
 from chronik_repl.positions import CHAIN_SEED, ORIGIN, Position
 from chronik_repl.wal.disk import Disk
 from chronik_repl.wal.index import ActiveIndex
+from chronik_repl.wal.mending import read_impaired
 from chronik_repl.wal.recovery import Damaged, judge
 from chronik_repl.wal.replay import Replayed, look_at_head, replay
 from chronik_repl.wal.segment import FOLDER, FRAMES_AT, NAME, Header, Mark, best_mark, decode_header, segment_name
@@ -53,6 +54,10 @@ async def load(disk: Disk, store: Store, cluster_id: str | None) -> Loaded:
     _check_gaps(store.list, sizes)
     last = store.list[-1]
     last.sealed = False
+    if last.index_name.removeprefix(f"{FOLDER}/") in files:
+        if await read_impaired(disk) is None:
+            raise _missing_after(last)
+        leftovers.append(last.index_name.removeprefix(f"{FOLDER}/"))
     file_end = last.end
     replayed = await replay(store, last.end, mark.high_watermark)
     _check_tail(store, last, replayed, mark)
@@ -116,6 +121,17 @@ def _check_gaps(segments: Sequence[Segment], sizes: Sequence[tuple[Position, int
                 start=file_end,
                 end=segment.end,
             )
+
+
+def _missing_after(last: Segment) -> CorruptLog:
+    """Its index is written when a segment follows, and goes before that one is cut off: here it was lost."""
+    name = f"{FOLDER}/{segment_name(last.end)}"
+    return CorruptLog(
+        f"{name} is missing: {last.name} was finished, and another segment followed. Put it back; a follower fetches "
+        "it again, a leader needs the file from a backup, or another node promoted",
+        file=name,
+        start=last.end,
+    )
 
 
 def _check_tail(store: Store, last: Segment, replayed: Replayed, mark: Mark) -> None:

@@ -240,6 +240,9 @@ class Reader:
         index = await self.index_of(segment)
         await self._disk.replace(segment.index_name, index.encode())
         self._stats.indexes_rebuilt += 1
+        if self._store.list[-1:] == [segment]:  # a truncation came in between; an index says that one follows
+            await self._disk.remove(segment.index_name)
+            return index
         sealed = SealedIndex(await self._disk.map(segment.index_name), segment.start, segment.end)
         self._store.map_index(segment, sealed)
         return sealed

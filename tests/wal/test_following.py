@@ -306,6 +306,9 @@ async def test_a_damaged_tail_is_set_aside_and_remembered_until_it_is_there_agai
         assert name.replace("wal/", "damaged/") in other.names()
         async with opened(other) as follower:
             await ship(leader, follower)
+            await trio.testing.wait_all_tasks_blocked()
+            assert follower.impaired_until == leader.end, "no leader has said yet how far that must be"
+            follower.met_leader(leader.end)
             with trio.fail_after(10):
                 while follower.impaired_until is not None:
                     await trio.sleep(0.001)
