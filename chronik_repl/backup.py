@@ -99,6 +99,7 @@ async def copy(source: Path, target: Path, original: identity.NodeFile, names: S
             node_id=NOBODY,
             cluster_id=original.cluster_id or cluster_id,
             promised_others=max(original.promised_epoch, original.promised_others),
+            log_begun=False,
         )
         await identity.write(disk, mine)  # last: before it the directory is refused as damaged
         return Copied(len(copied), start, end, mine.directory_id)

@@ -1,7 +1,7 @@
 """Who this directory is, and what it has promised: the file `node`.
 
     {"format": 1, "directory_id": …, "node_id": …, "cluster_id": …, "promised_epoch": …, "promised_to": …,
-     "promised_directory": …, "promised_others": …}
+     "promised_directory": …, "promised_others": …, "log_begun": …}
     crc32c of the line above, as eight hex digits
 
 A directory gets a random id on the day it is made and keeps it: that id, not the node's number, is what votes. A
@@ -9,7 +9,10 @@ promise (an epoch, and the node that asked for it) is durable here before anyone
 Beside it stands the highest epoch ever promised to *another* node: an async leader that once promised its loyalty
 elsewhere must not start alone afterwards.
 
-A lost or damaged file is not made anew over a log that is there: the promise in it would be given twice.
+A lost or damaged file is not made anew over a log that is there: the promise in it would be given twice. Nor is a log
+begun anew under a file that says that one was begun: what stood in it was acked under this directory's id, and a node
+that has forgotten it must not vote by that id. So `log_begun` is durable here before the first ack, and taken back
+before the last segment goes by a leader's word.
 """
 
 from __future__ import annotations
@@ -24,12 +27,20 @@ from chronik_repl.errors import ConfigError, CorruptLog, ForeignLog, FormatTooNe
 from chronik_repl.positions import NO_EPOCH, NOBODY, Epoch, NodeId
 from chronik_repl.replication.epochs import Identity, Promise, promised_to_others
 from chronik_repl.wal.disk import Disk
+from chronik_repl.wal.mending import read_impaired
+from chronik_repl.wal.segment import FOLDER
 
 FILE = "node"
 FORMAT = 1
 LOST = (
     "what this directory has promised. If its log is wanted, copy it with `chronik backup` (the copy is a new member); "
     "if not, start with an empty directory"
+)
+
+GONE = (
+    f"{FOLDER}/ holds no log, and the file `{FILE}` says that one was begun here: others count on what it acked. If it "
+    f"is on a disk that is not mounted, mount that. If it was moved, put it back. If it is gone, remove the file "
+    f"`{FILE}` too: this node then begins as a new one, with a new directory id, and fetches everything from its leader"
 )
 
 
@@ -44,6 +55,7 @@ class NodeFile(msgspec.Struct, frozen=True):
     promised_directory: str = ""
     promised_others: Epoch = NO_EPOCH
     format: int = FORMAT
+    log_begun: bool = False  # something was acked from a log here
 
 
 def new_directory_id(rng: random.Random) -> str:
@@ -89,8 +101,9 @@ async def write(disk: Disk, content: NodeFile) -> None:
 async def load_or_make(disk: Disk, rng: random.Random, node_id: NodeId, cluster_id: str) -> NodeFile:
     """This directory's identity; made now if the directory is new. Raises ForeignLog where it is someone else's."""
     found = await read(disk)
+    holds_log = any(name.endswith(".wal") for name in await disk.list(FOLDER))
     if found is None:
-        if any(name.endswith(".wal") for name in await disk.list("wal")):
+        if holds_log:
             raise CorruptLog(f"there is a log here but no file `node`, and so not {LOST}", file=FILE)
         if node_id == NOBODY:
             raise ConfigError(
@@ -99,6 +112,8 @@ async def load_or_make(disk: Disk, rng: random.Random, node_id: NodeId, cluster_
         found = NodeFile(new_directory_id(rng), node_id, cluster_id)
         await write(disk, found)
         return found
+    if found.log_begun and not holds_log and await read_impaired(disk) is None:
+        raise CorruptLog(GONE, file=FOLDER)
     if found.node_id == NOBODY:
         if node_id == NOBODY:
             raise ConfigError(
@@ -168,6 +183,24 @@ class Passport:
                 promised_directory=asked.directory_id,
                 promised_others=promised_to_others(self.promised_others, asked, self.node_id),
             )
+
+    @property
+    def log_begun(self) -> bool:
+        return self._content.log_begun
+
+    async def begin_log(self) -> None:
+        """Before anything is acked from it. Durable when it returns."""
+        await self._note_log(True)
+
+    async def forget_log(self) -> None:
+        """Before the last of it is removed."""
+        await self._note_log(False)
+
+    async def _note_log(self, begun: bool) -> None:
+        if self.log_begun == begun:
+            return
+        async with self._writing:
+            await self._change(log_begun=begun)
 
     async def join_cluster(self, cluster_id: str) -> None:
         """The first leader that this directory follows, or its own founding, says which cluster it is of."""

@@ -168,6 +168,7 @@ class Leadership:
         if members is not None:
             end = log.append_change(members).end
         await log.durable.wait(end)
+        await self._local.passport.begin_log()
         self._progress = progress.Progress(me, self.epoch, start.end, log.committed.value)
         self.begun = True
         self._trail.mark(log.durable.value, log.stats.appended_records, trio.current_time())

@@ -77,6 +77,8 @@ async def run_node(
             clock_ms=lambda: int(clock() * 1000),
             set_aside_damage=program == "follower" and settings.wal_receiver_enabled,  # a leader's can heal it
         )
+        if log.lasting:
+            await passport.begin_log()
         node = Node(Local(settings, passport, log, network, clock, rng), disk, program)
         await node.run(doors or {}, task_status)
     finally:

@@ -143,6 +143,8 @@ class Following:
                 + (": the operator accepted this loss; what is cut is kept in lost/" if loss else ""),
                 epoch=self.epoch,
             )
+            if position == log.start:  # nothing will be left of it
+                await self._local.passport.forget_log()
             await log.truncate(position, lost=loss)
 
     async def _begin_anew(self, told: Truncate) -> None:
@@ -159,6 +161,7 @@ class Following:
                 f"the leader's log starts at {position} and this one ended at {log.end}: it begins anew from there",
                 leader=self.leader.node_id,
             )
+        await self._local.passport.forget_log()
         await log.begin_at(position, Checksum(told.checksum), self._handshake.cluster_id)
 
     async def _diverge(self, reason: str) -> None:
@@ -192,6 +195,7 @@ class Following:
                 self._believe(event.position, event.drained)
             elif isinstance(event, Heartbeat):
                 self._believe(event.high_watermark, event.drained)
+                await self._remember()
                 await connection.say(
                     HeartbeatAnswer(event.sent_ms, log.durable.value, log.durable_checksum, log.committed.value)
                 )
@@ -219,6 +223,7 @@ class Following:
         try:
             while True:
                 self._ack_due = trio.Event()
+                await self._remember()
                 self._show()
                 await self.connection.say(self._ack())
                 await self._ack_due.wait()
@@ -229,11 +234,16 @@ class Following:
         """The log's durable end moved: the leader waits for nothing but to hear of it."""
         if not self.ended:
             self._show()
-            if not self.connection.say_now(self._ack()):
+            if not (self._local.passport.log_begun and self.connection.say_now(self._ack())):
                 self._ack_due.set()
 
     def failed(self, error: BaseException) -> None:
         """Whoever runs the log ends this process."""
+
+    async def _remember(self) -> None:
+        """Before anything is acked: from now on an empty wal/ is a lost log, not a new one."""
+        if self._log.lasting:
+            await self._local.passport.begin_log()
 
     def _ack(self) -> Ack:
         return Ack(self._log.durable.value, self._log.durable_checksum, self._drain_wanted)
@@ -252,6 +262,7 @@ class Following:
             await self._asked.wait()
             self._asked = trio.Event()
             asks, self._asks = self._asks, []
+            await self._remember()
             for ids, topic in asks:
                 await self.connection.say(Ack(log.durable.value, log.durable_checksum, self._drain_wanted, ids, topic))
 
@@ -260,6 +271,7 @@ class Following:
     async def drain_leader(self) -> Position:
         """Ask the living leader to stop accepting and to send the rest. Returns the end of its log, durable here."""
         self._drain_wanted = True
+        await self._remember()
         await self.connection.say(self._ack())
         await self._drained.wait()
         await self._log.durable.wait(self._drained_end)

@@ -230,6 +230,13 @@ class Log:
         return self._store.list[0].start if self._store.list else self.end
 
     @property
+    def lasting(self) -> bool:
+        """Is something durable here that the next start will find? A log is begun with its first epoch: what is less
+        than that it takes for nothing."""
+        history = self.state.history
+        return bool(history) and self.durable.value > max(self.start, history[0].start)
+
+    @property
     def segments(self) -> int:
         return len(self._store.list)
 
