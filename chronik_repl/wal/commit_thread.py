@@ -1,9 +1,13 @@
-"""The thread that commits run in, one after another, in the order in which they were asked for.
+"""The thread that commits run in, one after another, in the order in which they were asked for, and its forerunner.
 
 It is woken by an eventfd and wakes the task that waits by another, so an answer costs no more than the two system calls
-and one pass of the event loop. A commit is two steps, the write and the sync. Where a second one waits already, the
-first one's task is told only when the second is written and its sync begins: so the event loop works while the device
-does, and not while this thread needs the interpreter for its writes.
+and one pass of the event loop. A commit is three steps: what may be written before the commits ahead of it are
+synced, what may not, and the sync. Where a second one waits already, the first one's task is told only when the second
+is written and its sync begins: so the event loop works while the device does, and not while this thread needs the
+interpreter.
+
+A second thread, the forerunner, does the first step of a large commit while this one is at the sync before it, so that
+the device does not wait for the copying either. Whichever comes first to a commit's first step does it.
 
 A task that is cancelled while it waits does not stop its write.
 """
@@ -16,6 +20,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 
 import trio
 
@@ -38,12 +43,22 @@ class CommitThread:
         self._idle = False  # it sleeps, or is about to
         self._bells: list[int] = []  # eventfds that nobody waits for
         self._orphans: list[Job] = []  # of cancelled tasks; their bells are free again once they rang
-        self._thread = threading.Thread(target=self._work, name="committer", daemon=True)
-        self._thread.start()
+        self._ahead: SimpleQueue[Job | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name="committer", daemon=True),
+            threading.Thread(target=self._run_ahead, name="forerunner", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def begin(self, write: Callable[[], object], sync: Callable[[], Failure]) -> Job:
-        """Both, in the thread, when their turn comes. Neither may raise."""
-        job = Job(write, sync, self._bell())
+    def begin(
+        self, early: Callable[[], object], write: Callable[[], object], sync: Callable[[], Failure], *, large: bool
+    ) -> Job:
+        """All three, in the thread, when their turn comes; if it is `large`, `early` perhaps before that. None may
+        raise."""
+        job = Job(early, write, sync, self._bell())
+        if large and not self._idle:
+            self._ahead.put(job)
         self._give(job)
         return job
 
@@ -65,7 +80,9 @@ class CommitThread:
     def end(self) -> None:
         """After all that was asked for."""
         self._give(None)
-        self._thread.join()
+        self._ahead.put(None)
+        for thread in self._threads:
+            thread.join()
         for bell in (self._wake, *self._bells, *(job.bell for job in self._orphans)):
             os.close(bell)
 
@@ -81,6 +98,11 @@ class CommitThread:
                 self._orphans.remove(job)
                 self._bells.append(job.bell)
         return self._bells.pop() if self._bells else os.eventfd(0, os.EFD_CLOEXEC)
+
+    def _run_ahead(self) -> None:
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        while (job := self._ahead.get()) is not None:
+            job.do_early()
 
     def _work(self) -> None:
         # Without this the switch interval is 50 µs longer than it says, for this thread.
@@ -100,6 +122,7 @@ class CommitThread:
                 continue
             job = jobs.popleft()
             if isinstance(job, Job):
+                job.do_early()
                 job.write()
                 _tell(done)
                 job.failure = job.sync()
@@ -113,12 +136,23 @@ class CommitThread:
 
 
 class Job:
-    __slots__ = ("bell", "failure", "rang", "sync", "write")
+    __slots__ = ("bell", "early", "early_lock", "failure", "rang", "sync", "write")
 
-    def __init__(self, write: Callable[[], object], sync: Callable[[], Failure], bell: int) -> None:
+    def __init__(
+        self, early: Callable[[], object], write: Callable[[], object], sync: Callable[[], Failure], bell: int
+    ) -> None:
         self.write, self.sync, self.bell = write, sync, bell
+        self.early: Callable[[], object] | None = early  # None: it is done
+        self.early_lock = threading.Lock()
         self.failure: Failure = None
         self.rang = False
+
+    def do_early(self) -> None:
+        """Once, whoever calls; when this returns it is done."""
+        with self.early_lock:
+            if self.early is not None:
+                self.early()
+                self.early = None
 
 
 def _tell(job: Job | None) -> None:

@@ -176,8 +176,9 @@ class Committer:
         previous_end, self._written_end = self._written_end, group.end
         self.pending_bytes -= group.size
         self._outstanding += 1
-        writes = (Write(segment.file_offset(group.start), group.frames), self._next_mark(previous_end))
-        return _Begun(group, previous_end, trio.current_time(), self._disk.begin(self._store.opened(segment), writes))
+        frames, mark = Write(segment.file_offset(group.start), group.frames), self._next_mark(previous_end)
+        ended = self._disk.begin(self._store.opened(segment), frames, mark)
+        return _Begun(group, previous_end, trio.current_time(), ended)
 
     async def _complete(self, begun: _Begun) -> None:
         group, previous_end, started, ended = begun

@@ -33,6 +33,7 @@ LOCK = "lock"
 IOV_MAX = 1024  # buffers that one pwritev takes
 FILL_STEP = 1024 * 1024  # of zeros; of a fill that is paced a quarter: groups wait behind its syncs
 SMALL_READ = 256 * 1024
+AHEAD_BYTES = 32 * 1024  # for less a second thread costs more than it gives
 _ZEROS = memoryview(bytes(FILL_STEP))
 
 
@@ -164,15 +165,21 @@ class RealDisk:
 
     async def commit(self, file: File, writes: Sequence[Write]) -> None:
         self._check()
-        await self.begin(file, writes)()
+        await self._begin(file, (), writes)()
 
-    def begin(self, file: File, writes: Sequence[Write]) -> Callable[[], Awaitable[None]]:
+    def begin(self, file: File, early: Write, late: Write) -> Callable[[], Awaitable[None]]:
+        return self._begin(file, (early,), (late,))
+
+    def _begin(self, file: File, early: Sequence[Write], late: Sequence[Write]) -> Callable[[], Awaitable[None]]:
         assert isinstance(file, RealFile)
         assert not self._closed, "the disk is closed"
         if self._committer is None:
             self._committer = CommitThread()
         file.committed_to = True
-        job = self._committer.begin(partial(self._write, file, writes), partial(self._sync, file))
+        large = any(sum(map(len, write.buffers)) >= AHEAD_BYTES for write in early)
+        job = self._committer.begin(
+            partial(self._write, file, early), partial(self._write, file, late), partial(self._sync, file), large=large
+        )
         return partial(self._ended, self._committer, job)
 
     async def _ended(self, committer: CommitThread, job: Job) -> None:

@@ -43,9 +43,10 @@ class Disk(Protocol):
         order, on the committer thread; a second may be called while the first runs, so that the device never waits.
         A return means that all earlier commits are durable too; two that end together may return in either order."""
 
-    def begin(self, file: File, writes: Sequence[Write]) -> Callable[[], Awaitable[None]]:
-        """As `commit`, given to the disk in this step; call and await what it returns, exactly once, before any commit
-        that is asked for later is awaited. What fails is raised there."""
+    def begin(self, file: File, early: Write, late: Write) -> Callable[[], Awaitable[None]]:
+        """As `commit` of both, given to the disk in this step; call and await what it returns, exactly once, before any
+        commit that is asked for later is awaited. What fails is raised there. `early` may reach the disk before the
+        commits ahead of it are synced; `late` not before they are durable: it may speak of them."""
 
     async def read(self, file: File, at: int, size: int) -> bytes:
         """Up to `size` bytes; fewer only at the end of the file. Served from the page cache without a thread hop."""

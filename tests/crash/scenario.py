@@ -17,6 +17,7 @@ import trio.testing
 from crc32c import crc32c
 
 from chronik_repl.positions import Epoch, Position
+from chronik_repl.wal import committer
 from chronik_repl.wal.changes import EpochStart, LogStartMoved, TopicMade
 from chronik_repl.wal.log import Log
 from chronik_repl.wal.values import LogSettings
@@ -123,6 +124,7 @@ def run_deterministically(main: Callable[[], Awaitable[None]], seed: int) -> Non
     """One seed, one story: simulated time, and trio's own dice thrown by the seed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+        patch.setattr(committer, "EARLY_BYTES", 500)  # the groups here are small, and two shall be under way
         trio._core._run._r.seed(seed)
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 

@@ -6,9 +6,9 @@ Two bugs are planted, so that it is known that this would notice them.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from chronik_repl.wal.disk import Write
+from chronik_repl.wal.disk import File, Write
 from tests.crash.scenario import record_life
 from tests.crash.states import check_states, crash_states
 from tests.simulation.disk import SimDisk, SimFile
@@ -66,6 +66,22 @@ def test_kf23_an_ack_before_the_sync_is_noticed() -> None:
     _, failures = check_states(crash_states(events, random.Random(1), random_states=1), failures_max=1)
     assert failures
     assert "acked up to" in failures[0].complaint
+
+
+class MarksEarly(SimDisk):
+    """The planted bug: a mark is written with the frames that go ahead, while what it speaks of is being synced."""
+
+    def begin(self, file: File, early: Write, late: Write) -> Callable[[], Awaitable[None]]:
+        if self._is_committing():
+            assert isinstance(file, SimFile)
+            self._put(file.inode, file.name, late.at, b"".join(late.buffers))
+        return super().begin(file, early, late)
+
+
+def test_a_mark_before_the_sync_it_speaks_of_is_noticed() -> None:
+    events = record_life(1, MarksEarly)
+    _, failures = check_states(crash_states(events, random.Random(1), random_states=1), failures_max=1)
+    assert failures
 
 
 def test_the_recording_covers_what_it_should() -> None:

@@ -79,6 +79,9 @@ class MortalDisk(SimDisk):
             raise Killed from None
         await trio.lowlevel.checkpoint_if_cancelled()
 
+    def _is_committing(self) -> bool:
+        return self._committing
+
     async def _commit(self, file: SimFile, writes: Sequence[Write]) -> None:
         if self._committing:
             await self._clock.wait(math.inf, self._turns, cancellable=False)

@@ -11,6 +11,7 @@ Troubles, each armed by hand: `fail_sync_in(n)`, `capacity_bytes`, `rot(name, at
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -137,9 +138,19 @@ class SimDisk:
         writes = [Write(at, [b"".join(buffers)]) for at, buffers in writes]
         await self._finish(lambda: self._commit(file, writes))
 
-    def begin(self, file: File, writes: Sequence[Write]) -> Callable[[], Awaitable[None]]:
-        """The device is slow: nothing of it has happened when someone comes to wait for it."""
-        return lambda: self.commit(file, writes)
+    def begin(self, file: File, early: Write, late: Write) -> Callable[[], Awaitable[None]]:
+        """While another commit is under way the early part is written at once; what is cut then may keep it and lose
+        what stands before it. Otherwise the device is slow: nothing has happened when someone comes to wait."""
+        assert isinstance(file, SimFile)
+        assert not file.closed
+        if not self._is_committing() or self.dead or self._failure is not None:
+            return lambda: self.commit(file, (early, late))
+        with contextlib.suppress(DiskFailed):  # and so does whoever waits for it
+            self._put(file.inode, file.name, early.at, b"".join(early.buffers))
+        return lambda: self.commit(file, (late,))
+
+    def _is_committing(self) -> bool:
+        return self._commits.locked()
 
     async def _commit(self, file: SimFile, writes: Sequence[Write]) -> None:
         async with self._commits:

@@ -21,6 +21,7 @@ import trio._core._run as trio_run
 from chronik_repl import campaign, leader
 from chronik_repl.kafka import producer_ids
 from chronik_repl.replication import election, session, shipper
+from chronik_repl.wal import committer
 from tests.model.explore import planted
 from tests.simulation.bugs import BUGS
 from tests.simulation.clock import DRAIN_S, HANDSHAKE_S, SimClock
@@ -36,6 +37,7 @@ SCALED: tuple[tuple[Any, str, Any], ...] = (
     (campaign, "DRAIN_TIMEOUT_S", DRAIN_S),
     (leader, "DRAIN_TIMEOUT_S", 1.5 * DRAIN_S),
     (producer_ids, "uuid4", lambda: random.getrandbits(64)),
+    (committer, "EARLY_BYTES", 1000),  # groups are small here, and two of them shall be with the disk at times
 )
 
 

@@ -37,6 +37,26 @@ async def test_a_crash_keeps_the_page_cache_and_a_power_cut_may_not() -> None:
     assert min(kept, lost, torn) > 10
 
 
+async def test_what_is_early_may_survive_what_stands_before_it(autojump_clock: trio.testing.MockClock) -> None:
+    early_alone = 0
+    for seed in range(100):
+        disk = SimDisk(random.Random(seed))
+        file = await disk.open("a", create=True)
+        await disk.commit(file, [Write(0, [bytes(2048)])])
+        await disk.sync_dir("")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(disk.begin(file, Write(512, [b"1" * 512]), Write(0, [b"A"])))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(disk.begin(file, Write(1024, [b"2" * 512]), Write(0, [b"B"])))
+            await trio.testing.wait_all_tasks_blocked()
+            disk.power_cut()
+            nursery.cancel_scope.cancel()
+        left = disk.reopen().medium.bytes_of("a")
+        assert left[:1] != b"B"
+        early_alone += left[512:1536] == bytes(512) + b"2" * 512
+    assert early_alone > 5
+
+
 async def test_an_entry_is_durable_only_after_its_folder_is_synced() -> None:
     gone = 0
     for seed in range(50):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,34 @@ async def test_commits_run_in_call_order_and_may_overlap(tmp_path: Path) -> None
     assert await disk.read(file, 0, 100) == b"00190019" + bytes(92)
     assert await disk.read(file, 4096, 100) == b"0019"
     assert await disk.size(file) == 4100
+    disk.close()
+
+
+async def test_only_what_may_be_early_is_written_before_the_commit_ahead_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncing, may_end, fdatasync = threading.Event(), threading.Event(), os.fdatasync
+
+    def slow(fd: int) -> None:
+        syncing.set()
+        may_end.wait()
+        fdatasync(fd)
+
+    disk = RealDisk(tmp_path)
+    file = await disk.open("a", create=True)
+    large = b"2" * 100_000
+    monkeypatch.setattr("os.fdatasync", slow)
+    first = disk.begin(file, Write(8, [b"1"]), Write(0, [b"A"]))
+    await trio.to_thread.run_sync(syncing.wait)
+    second = disk.begin(file, Write(9, [large]), Write(0, [b"B"]))
+    with trio.fail_after(10):
+        while (tmp_path / "a").read_bytes()[9:] != large:  # while the device is at the first one
+            await trio.sleep(0.001)
+    assert (tmp_path / "a").read_bytes()[:1] == b"A", "the late part speaks of what is not durable yet"
+    may_end.set()
+    await first()
+    await second()
+    assert (tmp_path / "a").read_bytes() == b"B" + bytes(7) + b"1" + large
     disk.close()
 
 

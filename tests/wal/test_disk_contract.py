@@ -47,11 +47,14 @@ async def test_commits_keep_their_order_and_a_return_covers_all_before_it(disk: 
 
 async def test_what_was_begun_is_done_by_whoever_waits_for_it(disk: Disk) -> None:
     file = await disk.open("a", create=True)
-    first, second = disk.begin(file, [Write(0, [b"one", b"!"])]), disk.begin(file, [Write(2, [b"two"])])
+    large = b"2" * 100_000
+    first = disk.begin(file, Write(8, [b"one", b"!"]), Write(0, [b"A"]))
+    second = disk.begin(file, Write(12, [large, b"!"]), Write(0, [b"B"]))
     await first()
     await second()
-    await disk.commit(file, [Write(4, [b"three"])])
-    assert await disk.read(file, 0, 100) == b"ontwthree"
+    assert await disk.read(file, 0, 200_000) == b"B" + bytes(7) + b"one!" + large + b"!"
+    await disk.commit(file, [Write(0, [b"C"])])
+    assert await disk.read(file, 0, 9) == b"C" + bytes(7) + b"o"
 
 
 async def test_files_and_folders(disk: Disk) -> None:
