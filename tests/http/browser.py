@@ -133,6 +133,7 @@ async def open_page(url: str, *, width: int = 1240, height: int = 1180, dark: bo
                     scheme = [{"name": "prefers-color-scheme", "value": "dark"}]
                     await page.call("Emulation.setEmulatedMedia", features=scheme)
                 await page.call("Page.navigate", url=url)
+                await page.until(f"document.readyState === 'complete' && location.href.startsWith({url!r})")
                 yield page
             finally:
                 process.kill()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ from crc32c import crc32c
 from chronik_repl.errors import NotLeader
 from chronik_repl.kafka.codes import Code
 from chronik_repl.standing import Peer
-from chronik_repl.wal.disk import RealDisk, Write
 
 from .client import batch, connect, values_of
 from .house import open_door
@@ -53,22 +54,22 @@ async def test_several_partitions_of_one_request_are_one_group(tmp_path: Path) -
 async def test_ack_waits_for_fdatasync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_door(tmp_path) as (_, address), connect(address) as client:
         await client.make_topic("t")
-        gate = trio.Event()
-        reached = trio.Event()
-        commit = RealDisk.commit
+        may_end, reached, fdatasync = threading.Event(), threading.Event(), os.fdatasync
 
-        async def slow(self: RealDisk, file: Any, writes: list[Write]) -> None:
+        def slow(fd: int) -> None:
             reached.set()
-            await gate.wait()
-            await commit(self, file, writes)
+            may_end.wait()
+            fdatasync(fd)
 
-        monkeypatch.setattr(RealDisk, "commit", slow)
-        await client.send(client.produce_request("t", batch(b"1"), acks=1), 9)
-        await reached.wait()
-        with trio.move_on_after(0.2) as scope:
-            await client.frame()
-        assert scope.cancelled_caught
-        gate.set()
+        monkeypatch.setattr("os.fdatasync", slow)
+        try:
+            await client.send(client.produce_request("t", batch(b"1"), acks=1), 9)
+            await trio.to_thread.run_sync(reached.wait)
+            with trio.move_on_after(0.2) as scope:
+                await client.frame()
+            assert scope.cancelled_caught
+        finally:
+            may_end.set()
         assert (await client.answer()).responses[0].partition_responses[0].error_code == 0
 
 

@@ -50,11 +50,13 @@ async def test_only_what_may_be_early_is_written_before_the_commit_ahead_is_sync
     first = disk.begin(file, Write(8, [b"1"]), Write(0, [b"A"]))
     await trio.to_thread.run_sync(syncing.wait)
     second = disk.begin(file, Write(9, [large]), Write(0, [b"B"]))
-    with trio.fail_after(10):
-        while (tmp_path / "a").read_bytes()[9:] != large:  # while the device is at the first one
-            await trio.sleep(0.001)
-    assert (tmp_path / "a").read_bytes()[:1] == b"A", "the late part speaks of what is not durable yet"
-    may_end.set()
+    try:
+        with trio.fail_after(10):
+            while (tmp_path / "a").read_bytes()[9:] != large:  # while the device is at the first one
+                await trio.sleep(0.001)
+        assert (tmp_path / "a").read_bytes()[:1] == b"A", "the late part speaks of what is not durable yet"
+    finally:
+        may_end.set()
     await first()
     await second()
     assert (tmp_path / "a").read_bytes() == b"B" + bytes(7) + b"1" + large
