@@ -58,6 +58,9 @@ class BadFrame(ProtocolError):
     """These bytes are not a frame of this place. On disk the caller decides: torn tail or damage."""
 
 
+Fields = tuple[bytes, int, int, int, int, int, int, int, int, tuple[Buffer, ...]]  # what `seal` takes
+
+
 class Frame(NamedTuple):
     """One frame, checked. `data` is a view over the caller's buffer: copy what outlives it."""
 
@@ -75,25 +78,6 @@ class Frame(NamedTuple):
     size: int  # of the whole frame; position + size is where the next one stands
 
 
-def encode(
-    prefix: bytes,
-    base_offset: int,
-    record_count: int,
-    timestamp_ms: int,
-    kind: int,
-    epoch: int,
-    position: int,
-    previous: int,
-    partition: int,
-    pieces: tuple[Buffer, ...],
-) -> tuple[bytes, Checksum]:
-    """The frame's bytes (one copy of the data) and its checksum. `prefix` is `topic_prefix(topic)`."""
-    sealed, checksum = seal(
-        prefix, base_offset, record_count, timestamp_ms, kind, epoch, position, previous, partition, pieces
-    )
-    return b"".join(sealed), checksum
-
-
 def seal(
     prefix: bytes,
     base_offset: int,
@@ -106,7 +90,8 @@ def seal(
     partition: int,
     pieces: tuple[Buffer, ...],
 ) -> tuple[tuple[Buffer, ...], Checksum]:
-    """As `encode`, in pieces for the one who copies them to where the frame shall stand."""
+    """A frame in pieces, for the one who copies them to where it shall stand, and its checksum. `prefix` is
+    `topic_prefix(topic)`."""
     length = LENGTH_MIN - TOPIC_LEN.size + len(prefix)
     for piece in pieces:
         length += len(piece)
@@ -121,6 +106,12 @@ def seal(
     for piece in pieces:
         checksum = crc32c(piece, checksum)
     return (head, CHECKSUM.pack(checksum), *pieces), Checksum(checksum)
+
+
+def encode(*fields: *Fields) -> tuple[bytes, Checksum]:
+    """What `seal` gives, as one piece."""
+    pieces, checksum = seal(*fields)
+    return b"".join(pieces), checksum
 
 
 def topic_prefix(topic: str) -> bytes:
