@@ -11,6 +11,7 @@ watermark, and hold every acked record once, at the offset it was acked with, in
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import shutil
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.end_to_end.processes import Process, Processes, stream_bytes, until
 
 NODES = (1, 2, 3, 4)
 SMALL_DISK_NODE = 4
+MIB_A_ROUND = 6
 TOPIC = "chaos"
 PARTITIONS = 2
 RECOVER_S = 60.0
@@ -96,8 +98,9 @@ class Load:
 
 
 class Chaos:
-    def __init__(self, path: Path, seed: int, *, hold: float = 1.0, say: Say = print) -> None:
+    def __init__(self, path: Path, seed: int, *, rounds: int, hold: float = 1.0, say: Say = print) -> None:
         """`hold`: how long a fault lasts, against what is usual."""
+        self._rounds = rounds
         self._longer = hold
         self._chance = random.Random(seed)
         self._say = say
@@ -116,12 +119,16 @@ class Chaos:
             self._say(f"without cut networks and full disks: {self._unavailable}")
         else:
             self._net = self._stack.enter_context(namespaces(NODES))
-            self._stack.enter_context(small_disk(str(self._path / f"node-{SMALL_DISK_NODE}"), "96m"))
+            self._stack.enter_context(small_disk(str(self._path / f"node-{SMALL_DISK_NODE}"), self._small_mib()))
         self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _small_mib(self) -> int:
+        """All logs are kept to the end, for the proof: what is appended in so many rounds has room."""
+        return 96 + MIB_A_ROUND * self._rounds
 
     def _start(self) -> None:
         for node_id in NODES:
@@ -143,15 +150,17 @@ class Chaos:
 
     # Faults
 
-    def run(self, rounds: int) -> None:
-        """So many rounds, then the proof."""
+    def run(self) -> None:
+        """All rounds, then the proof."""
         bootstrap = ",".join(node.kafka for node in self.cluster.nodes.values())
         load = Load(bootstrap)
         until(lambda: len(load.acked) > 100, "the load runs", RECOVER_S)
-        for number in range(rounds):
+        for number in range(self._rounds):
             fault = self._next_fault()
             before = len(load.acked)
-            self._say(f"{number + 1}/{rounds} {fault.__name__.strip('_').replace('_', ' ')}; {before} records acked")
+            self._say(
+                f"{number + 1}/{self._rounds} {fault.__name__.strip('_').replace('_', ' ')}; {before} records acked"
+            )
             self.counts[fault.__name__] = self.counts.get(fault.__name__, 0) + 1
             fault()
             self._mend()
@@ -281,6 +290,10 @@ class Chaos:
         before = len(node.said())
         try:
             with junk.open("wb") as file:
+                for piece in (1 << 20, 1 << 16):
+                    with suppress(OSError):
+                        while True:
+                            os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, piece)
                 while True:
                     file.write(bytes(1 << 16))
         except OSError:
@@ -350,8 +363,8 @@ def main() -> int:
     options = parser.parse_args()
     path = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"seed {options.seed}, in {path}")
-    with Chaos(path, options.seed) as chaos:
-        chaos.run(options.rounds)
+    with Chaos(path, options.seed, rounds=options.rounds) as chaos:
+        chaos.run()
     counts = sorted(chaos.counts.items())
     print("faults: " + ", ".join(f"{name.strip('_').replace('_', ' ')} {count}" for name, count in counts))
     if not options.keep:

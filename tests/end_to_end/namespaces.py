@@ -110,10 +110,10 @@ def namespaces(nodes: Sequence[int]) -> Iterator[Namespaces]:
 
 
 @contextmanager
-def small_disk(path: str, size: str) -> Iterator[None]:
+def small_disk(path: str, mib: int) -> Iterator[None]:
     """A file system that can be filled."""
     os.makedirs(path, exist_ok=True)
-    run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path)
+    run("mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", path)
     try:
         yield
     finally:

@@ -12,8 +12,8 @@ from tests.end_to_end.namespaces import available
 
 
 def test_chaos_of_thirty_rounds(tmp_path: Path) -> None:
-    with Chaos(tmp_path, seed=int(os.environ.get("CHRONIK_CHAOS_SEED", "7")), hold=0.5) as chaos:
-        chaos.run(30)
+    with Chaos(tmp_path, seed=int(os.environ.get("CHRONIK_CHAOS_SEED", "7")), rounds=30, hold=0.5) as chaos:
+        chaos.run()
         assert set(chaos.counts) == {fault.__name__ for fault in chaos.faults()}, "every kind of fault was among them"
 
 
