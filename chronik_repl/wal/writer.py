@@ -309,7 +309,10 @@ class Writer:
         touched: PartitionState | Change
         end = Position(frame.position + frame.size)
         if frame.kind == Kind.SEGMENT_START:
+            first = self.state.blank
             touched = self.state.apply(frame)
+            if first:  # a log that begins here: what stood before is committed
+                self._intake.show()
             assert isinstance(touched, SnapshotPart)
             if touched.part == 0:
                 self._begin_segment(frame.timestamp_ms)
