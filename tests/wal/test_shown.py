@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from chronik_repl.wal.changes import TopicMade, TopicRemoved
+import trio
+
+from chronik_repl.wal.changes import LogStartMoved, TopicMade, TopicRemoved
 from chronik_repl.wal.log import Log
-from tests.wal.workbench import CLUSTER, Place, another, batch, lead, opened, settle, ship, write_some
+from tests.wal.workbench import (
+    CLUSTER,
+    Place,
+    another,
+    batch,
+    fetch_all,
+    lead,
+    opened,
+    settle,
+    ship,
+    write_segments,
+    write_some,
+)
 
 
 def shown(log: Log) -> list[int]:
@@ -56,6 +70,26 @@ async def test_a_follower_that_begins_anew_shows_what_the_leader_shows(place: Pl
         await follower.begin_at(first.start, first.chain, CLUSTER)
         await ship(leader, follower)
         assert shown(follower) == shown(leader) == [6, 6]
+
+
+async def test_a_follower_that_begins_anew_starts_where_its_log_does(place: Place) -> None:
+    """A consumer that reads there from the earliest offset on must not be sent to one that is gone."""
+    async with opened(place) as leader, opened(another(place)) as follower:
+        lead(leader)
+        await write_segments(leader, 6)
+        moved_to = leader._store.list[3].start
+        leader.append_change(LogStartMoved(moved_to))
+        await settle(leader)
+        with trio.fail_after(10):
+            while leader.start < moved_to:
+                await trio.sleep(0.001)
+        first = leader._store.list[0]
+        await follower.begin_at(first.start, first.chain, CLUSTER)
+        await ship(leader, follower)
+        for partition in (0, 1):
+            start = follower.log_start_offset("t", partition)
+            assert start == leader.log_start_offset("t", partition) > 0
+            assert await fetch_all(follower, "t", partition) == await fetch_all(leader, "t", partition)
 
 
 async def test_a_topic_made_again_after_a_restart_is_shown_up_to_its_start(place: Place) -> None:
