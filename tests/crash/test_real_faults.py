@@ -103,7 +103,7 @@ def test_kf10_a_true_power_cut_while_two_groups_are_with_the_disk(
     monkeypatch.setattr("os.pwritev", write)
     try:
         can_shut_down()
-        cuts = PowerCuts(tmp_path, seed=3, ahead=True)
+        cuts = PowerCuts(tmp_path, seed=4, ahead=True)
         for n in range(20):
             wrong = cuts.cut()
             assert not wrong, f"cut {n}: {wrong}"
