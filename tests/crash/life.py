@@ -84,9 +84,10 @@ async def _append_ahead(log: Log, batches: int, rng: random.Random, say: Say) ->
     waiting: deque[tuple[Position, str]] = deque()
     for number in range(batches + AHEAD):
         if number < batches:
-            size, fill = rng.choice((500, 50_000, 120_000)), rng.randrange(256)
+            size, fill = rng.choice((500, 20_000, 40_000)), rng.randrange(256)
             appended = log.append_batch("t", 0, batch(RECORDS, size, fill), record_count=RECORDS)
             waiting.append((appended.end, f"acked {appended.base_offset} {size} {fill}"))
+            await trio.lowlevel.checkpoint()  # each may be a group
         if number >= AHEAD:
             end, ack = waiting.popleft()
             await log.durable.wait(end)
