@@ -81,7 +81,7 @@ class TopicState:
         while len(self.partitions) < partitions:
             if self.retired:
                 partition = self.retired.pop(0)
-                partition.start_offset = partition.next_offset
+                partition.start_offset = partition.committed_offset = partition.next_offset
                 partition.producers = {}
             else:
                 partition = PartitionState(self.name, len(self.partitions))

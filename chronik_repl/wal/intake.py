@@ -38,13 +38,15 @@ class Intake:
         self, state: State, frame_bytes_max: int, appended: Appended, high_watermark: Position | None = None
     ) -> None:
         """`appended` hears of every batch above the high watermark. With one given here,
-        committed offsets are set as of it when it is passed; without one they are someone else's business."""
+        committed offsets are set as of it when it is passed, and as of the snapshot that everything begins with, which
+        speaks of nothing above it; without one they are someone else's business."""
         self.state = state
         self.index: ActiveIndex | None = None  # of the segment that the frames stand in
         self.records = 0
         self._frame_bytes_max = frame_bytes_max
         self._appended = appended
         self._show_at = high_watermark
+        self._shows = high_watermark is not None
         self._name_len = 0  # of the last batch's topic
 
     def show(self) -> None:
@@ -58,7 +60,10 @@ class Intake:
         if self._show_at is not None and end > self._show_at:
             self.show()
             self._show_at = None
+        first = self._shows and self.state.blank
         touched = self.state.apply(frame)
+        if first:
+            self.show()
         if isinstance(touched, PartitionState):
             self.records += frame.record_count
             if self._show_at is None:

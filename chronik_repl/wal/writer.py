@@ -309,7 +309,12 @@ class Writer:
         touched: PartitionState | Change
         end = Position(frame.position + frame.size)
         if frame.kind == Kind.SEGMENT_START:
+            first = self.state.blank
             touched = self.state.apply(frame)
+            if first:  # a log that begins here: what stood before is committed, and is not here
+                self._intake.show()
+                for partition in self.state.partitions():
+                    partition.start_offset = max(partition.start_offset, partition.next_offset)
             assert isinstance(touched, SnapshotPart)
             if touched.part == 0:
                 self._begin_segment(frame.timestamp_ms)

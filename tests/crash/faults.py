@@ -19,13 +19,14 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from chronik_repl.errors import ChronikError, CorruptLog, DiskFailed
 from chronik_repl.wal.seam import Buffer
-from tests.crash.life import live, missing
+from tests.crash.life import AHEAD, live, missing
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
@@ -38,14 +39,17 @@ class CannotDo(Exception):
     """This machine cannot; the message says what is missing."""
 
 
-def traced_life(directory: Path, groups: int, seed: int, injection: str) -> tuple[int, list[str]]:
+def traced_life(
+    directory: Path, groups: int, seed: int, injection: str, *, ahead: bool = False
+) -> tuple[int, list[str]]:
     """Run a life under strace with one fault; its exit code and what it said."""
     strace = shutil.which("strace")
     if strace is None:
         raise CannotDo("strace is not installed")
     process = subprocess.run(
         [strace, "-f", "-qq", "-o", os.devnull, "-e", f"inject={injection}",
-         sys.executable, "-m", "tests.crash.life", str(directory), str(groups), str(seed)],
+         sys.executable, "-m", "tests.crash.life", str(directory), str(groups), str(seed),
+         *(["ahead"] if ahead else [])],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     if "ptrace" in process.stderr or "strace:" in process.stderr:
@@ -63,11 +67,11 @@ def kill_at_write(directory: Path, n: int, groups: int = 8) -> tuple[bool, str]:
     return True, _check(directory, said)
 
 
-def kill_inside_write(directory: Path, n: int, groups: int = 24) -> tuple[bool, str]:
+def kill_inside_write(directory: Path, n: int, groups: int = 24, *, ahead: bool = False) -> tuple[bool, str]:
     """kill -9 when half of the nth write's bytes are written, by the process itself: no strace, so it takes a tenth of
     the time. (whether it was reached, what is wrong)."""
     said = directory.with_suffix(".said")
-    process = _SERVER.Process(target=_live_until, args=(said, directory, groups, n))
+    process = _SERVER.Process(target=_live_until, args=(said, directory, groups, n, ahead))
     process.start()
     process.join()
     if process.exitcode == 0:
@@ -77,7 +81,7 @@ def kill_inside_write(directory: Path, n: int, groups: int = 24) -> tuple[bool, 
     return True, _check(directory, said.read_text().splitlines())
 
 
-def _live_until(said: Path, directory: Path, groups: int, n: int) -> None:
+def _live_until(said: Path, directory: Path, groups: int, n: int, ahead: bool) -> None:
     """In a process of its own; what it says goes into a file, a write a line."""
     fd = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     writes = itertools.count(1)
@@ -95,12 +99,21 @@ def _live_until(said: Path, directory: Path, groups: int, n: int) -> None:
     def say(line: str) -> None:
         os.write(fd, line.encode() + b"\n")
 
-    trio.run(live, directory, groups, 1, say)
+    trio.run(partial(live, directory, groups, 1, say, ahead=ahead))
 
 
-def fail_nth_sync(directory: Path, n: int, groups: int = 8) -> tuple[bool, str]:
+def fail_nth_sync(directory: Path, n: int, groups: int = 8, *, ahead: bool = False) -> tuple[bool, str]:
     """EIO at the nth fdatasync; the next ones succeed again. (whether it was reached, what is wrong)."""
-    code, said = traced_life(directory, groups, n, f"fdatasync:error=EIO:when={n}")
+    return _failed(directory, f"fdatasync:error=EIO:when={n}", n, groups, ahead)
+
+
+def fail_nth_write(directory: Path, n: int, groups: int = 8, *, ahead: bool = False) -> tuple[bool, str]:
+    """EIO at the nth write of each thread, the same otherwise."""
+    return _failed(directory, f"pwritev2,pwritev:error=EIO:when={n}", n, groups, ahead)
+
+
+def _failed(directory: Path, injection: str, seed: int, groups: int, ahead: bool) -> tuple[bool, str]:
+    code, said = traced_life(directory, groups, seed, injection, ahead=ahead)
     if code == 0:
         return False, ""
     if code != 3 or not said[-1].startswith("failed ") or "Input/output error" not in said[-1]:
@@ -138,10 +151,11 @@ def mounted(what: list[str], where: Path) -> Iterator[Path]:
 class PowerCuts:
     """An ext4 of its own on a loop device, whose power can be cut. A log lives there through all of them."""
 
-    def __init__(self, scratch: Path, seed: int) -> None:
+    def __init__(self, scratch: Path, seed: int, *, ahead: bool = False) -> None:
         if shutil.which("mkfs.ext4") is None:
             raise CannotDo("mkfs.ext4 is not installed")
         self._rng = random.Random(seed)
+        self._ahead = ahead
         self._image, self._where = scratch / "disk.img", scratch / "mounted"
         self.acked: list[str] = []
         self.cuts_in_flight = 0
@@ -152,9 +166,14 @@ class PowerCuts:
     def cut(self) -> str:
         """Live for a random while, cut, mount again, look. What is wrong, or ""."""
         rng = self._rng
-        after = rng.randrange(2, 25)
-        middle = rng.randrange(1, after) if rng.random() < 0.5 else 0  # soon after this ack, in whatever it does then
+        step = 2 * AHEAD if self._ahead else 1  # acks that may come at once
+        after = rng.randrange(1 + step, 24 + step)
+        # Soon after this ack, in whatever it does then.
+        middle = rng.randrange(1, after - step + 1) if rng.random() < 0.5 else 0
         said: list[str] = []
+        # What is said after a cut in the middle is heard by nobody: the power is gone. This process lives on, though,
+        # and a sync that was under way may tell it that all is well: jbd2 does, where its journal is aborted meanwhile.
+        heard: int | None = None
         with mounted(["-o", "loop", str(self._image)], self._where) as where:
             mount_fd = os.open(where, os.O_RDONLY)
             in_the_middle = trio.Event()
@@ -167,13 +186,16 @@ class PowerCuts:
                     shut_down(mount_fd)
 
             async def main() -> None:
+                nonlocal heard
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(live, where / "log", 60, rng.randrange(1 << 30), say)
+                    seed = rng.randrange(1 << 30)
+                    nursery.start_soon(partial(live, where / "log", 60, seed, say, ahead=self._ahead))
                     if middle:
                         await in_the_middle.wait()
                         for _ in range(rng.randrange(20)):
                             await trio.lowlevel.checkpoint()
                         if len(said) < after:
+                            heard = len(said)
                             shut_down(mount_fd)
                             self.cuts_in_flight += 1
 
@@ -184,7 +206,7 @@ class PowerCuts:
             finally:
                 os.close(mount_fd)
         with mounted(["-o", "loop", str(self._image)], self._where) as where:
-            self.acked = [*self.acked[-200:], *said]
+            self.acked = [*self.acked[-200:], *said[:heard]]
             if not (where / "log").exists():
                 return f"the directory is gone, with {len(self.acked)} acks" if self.acked else ""
             return _check(where / "log", self.acked)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from tests.crash.faults import CannotDo, PowerCuts, can_shut_down, fail_nth_sync, kill_at_write, kill_inside_write
@@ -19,12 +20,15 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=200, help="power cuts, or the highest n of the nth write or sync")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the power cuts, and of bits in padding")
     parser.add_argument("--part", default="1/1", help="of the damage: 2/3 is the second third of all places")
+    parser.add_argument(
+        "--ahead", action="store_true", help="power-cut, torn-write, eio: large frames, two groups with the disk"
+    )
     options = parser.parse_args()
     runs: dict[str, Callable[[argparse.Namespace, Path], Iterator[str]]] = {
         "power-cut": power_cuts,
         "kill": lambda o, scratch: at_each(kill_at_write, o, scratch),
-        "torn-write": lambda o, scratch: at_each(kill_inside_write, o, scratch),
-        "eio": lambda o, scratch: at_each(fail_nth_sync, o, scratch),
+        "torn-write": lambda o, scratch: at_each(partial(kill_inside_write, ahead=o.ahead), o, scratch),
+        "eio": lambda o, scratch: at_each(partial(fail_nth_sync, ahead=o.ahead), o, scratch),
         "damage": damage,
     }
     began, count = time.monotonic(), 0
@@ -47,7 +51,7 @@ def main() -> int:
 def power_cuts(options: argparse.Namespace, scratch: Path) -> Iterator[str]:
     can_shut_down()
     print(f"seed {options.seed}")
-    cuts = PowerCuts(scratch, options.seed)
+    cuts = PowerCuts(scratch, options.seed, ahead=options.ahead)
     for _ in range(options.times):
         yield cuts.cut()
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
 from chronik_repl.errors import ChronikError, DiskFailed, DiskFull
+from chronik_repl.wal.seam import Buffer
 from chronik_repl.wal.values import LogSettings
 from tests.crash.faults import (
     CannotDo,
     PowerCuts,
     can_shut_down,
     fail_nth_sync,
+    fail_nth_write,
     kill_at_write,
     kill_inside_write,
     mounted,
@@ -50,6 +55,21 @@ def test_kill_9_in_the_middle_of_each_write(tmp_path: Path) -> None:
     assert n > 80
 
 
+def test_kill_9_in_the_middle_of_each_write_while_two_groups_are_with_the_disk(tmp_path: Path) -> None:
+    for n in itertools.count(1):
+        hit, wrong = kill_inside_write(tmp_path / str(n), n, groups=80, ahead=True)
+        assert not wrong, f"at write {n}: {wrong}"
+        if not hit:
+            break
+    assert n > 50
+
+
+def test_an_error_while_two_groups_are_with_the_disk_is_final(tmp_path: Path) -> None:
+    """Of a sync, of a group's frames in whichever thread writes them, of its mark."""
+    assert at_each(partial(fail_nth_sync, ahead=True), [2, 5, 9], tmp_path / "syncs") >= 2
+    assert at_each(partial(fail_nth_write, ahead=True), [1, 2, 6, 7], tmp_path / "writes") >= 3
+
+
 def test_kill_9_from_outside_at_some_writes(tmp_path: Path) -> None:
     """The same by strace, which stops the process at the door of the system call."""
     assert at_each(kill_at_write, [2, 7, 16], tmp_path) >= 2
@@ -67,6 +87,30 @@ def test_kf10_a_true_power_cut_twenty_times(tmp_path: Path) -> None:
         pytest.skip(str(error))
     assert len(cuts.acked) > 20
     assert cuts.cuts_in_flight > 2
+
+
+def test_kf10_a_true_power_cut_while_two_groups_are_with_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frames of the one behind may be there whole, and those of the one ahead not."""
+    pwritev, ran_ahead = os.pwritev, 0
+
+    def write(fd: int, buffers: Sequence[Buffer], at: int) -> int:
+        nonlocal ran_ahead
+        ran_ahead += threading.current_thread().name == "forerunner"
+        return pwritev(fd, buffers, at)
+
+    monkeypatch.setattr("os.pwritev", write)
+    try:
+        can_shut_down()
+        cuts = PowerCuts(tmp_path, seed=4, ahead=True)
+        for n in range(20):
+            wrong = cuts.cut()
+            assert not wrong, f"cut {n}: {wrong}"
+    except CannotDo as error:
+        pytest.skip(str(error))
+    assert cuts.cuts_in_flight > 2
+    assert ran_ahead > 5
 
 
 def test_a_power_cut_shows_a_sync_that_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import trio
 
 from chronik_repl.errors import DiskFailed, ForeignLog
-from chronik_repl.wal.disk import Disk, RealDisk, Write
+from chronik_repl.wal.disk import Buffer, Disk, RealDisk, Write
 
 
 async def test_commits_run_in_call_order_and_may_overlap(tmp_path: Path) -> None:
@@ -61,6 +63,105 @@ async def test_only_what_may_be_early_is_written_before_the_commit_ahead_is_sync
     await second()
     assert (tmp_path / "a").read_bytes() == b"B" + bytes(7) + b"1" + large
     disk.close()
+
+
+async def test_a_mark_waits_for_its_frames_whichever_thread_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncing, running_ahead, marked = threading.Event(), threading.Event(), threading.Event()
+    pwritev, fdatasync, order = os.pwritev, os.fdatasync, []
+
+    def write(fd: int, buffers: Sequence[Buffer], at: int) -> int:
+        if threading.current_thread().name == "forerunner":
+            running_ahead.set()
+            marked.wait(0.3)  # for what must not come
+            order.append("frames")
+        elif buffers == [b"B"]:
+            order.append("mark")
+            marked.set()
+        elif buffers != [b"1"] and buffers != [b"A"]:
+            order.append("frames again")
+        return pwritev(fd, buffers, at)
+
+    def sync(fd: int) -> None:
+        syncing.set()
+        running_ahead.wait()
+        fdatasync(fd)
+
+    monkeypatch.setattr("os.pwritev", write)
+    monkeypatch.setattr("os.fdatasync", sync)
+    disk = RealDisk(tmp_path)
+    file = await disk.open("a", create=True)
+    first = disk.begin(file, Write(8, [b"1"]), Write(0, [b"A"]))
+    await trio.to_thread.run_sync(syncing.wait)
+    second = disk.begin(file, Write(9, [b"2" * 100_000]), Write(0, [b"B"]))
+    await first()
+    await second()
+    assert order == ["frames", "mark"]
+    disk.close()
+
+
+async def test_an_error_of_what_may_be_early_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwritev = os.pwritev
+
+    def write(fd: int, buffers: Sequence[Buffer], at: int) -> int:
+        if at == 8:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pwritev(fd, buffers, at)
+
+    monkeypatch.setattr("os.pwritev", write)
+    disk = RealDisk(tmp_path)
+    file = await disk.open("a", create=True)
+    ended = disk.begin(file, Write(8, [b"1"]), Write(0, [b"A"]))
+    with pytest.raises(DiskFailed, match="write failed: Input/output error"):
+        await ended()
+    assert (tmp_path / "a").read_bytes() == b"", "a mark of what is not there"
+    disk.close()
+
+
+async def test_nobody_is_told_before_the_sync_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, fdatasync, order = threading.Event(), os.fdatasync, []
+
+    def sync(fd: int) -> None:
+        told.wait(0.2)  # for what must not come
+        fdatasync(fd)
+        order.append("synced")
+
+    monkeypatch.setattr("os.fdatasync", sync)
+    disk = RealDisk(tmp_path)
+    file = await disk.open("a", create=True)
+    await disk.begin(file, Write(8, [b"1"]), Write(0, [b"A"]))()
+    order.append("told")
+    told.set()
+    assert order == ["synced", "told"]
+    disk.close()
+
+
+async def test_a_file_that_is_closed_under_a_cancelled_commit_keeps_its_number_until_that_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, may_write, pwritev = threading.Event(), threading.Event(), os.pwritev
+
+    def write(fd: int, buffers: Sequence[Buffer], at: int) -> int:
+        writing.set()
+        may_write.wait()
+        return pwritev(fd, buffers, at)
+
+    monkeypatch.setattr("os.pwritev", write)
+    disk = RealDisk(tmp_path)
+    file = await disk.open("a", create=True)
+    ended = disk.begin(file, Write(8, [b"1"]), Write(0, [b"A"]))
+    await trio.to_thread.run_sync(writing.wait)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await ended()
+    file.close()
+    for name in "bcdefg":  # one of them would get that number
+        await disk.open(name, create=True)
+    may_write.set()
+    disk.close()
+    assert (tmp_path / "a").read_bytes() == b"A" + bytes(7) + b"1"
+    assert not any((tmp_path / name).read_bytes() for name in "bcdefg")
 
 
 async def test_more_buffers_than_one_system_call_takes(tmp_path: Path) -> None:

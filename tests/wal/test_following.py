@@ -166,6 +166,11 @@ async def test_beginning_anew_at_a_later_segment(place: Place) -> None:
             await write_segments(follower, 2)
             starts = [f for f in frames_of(await stream_of(leader)) if f.kind == Kind.SEGMENT_START]
             start = starts[2]
+            leader.append_change(LogStartMoved(start.position))
+            await settle(leader)
+            with trio.fail_after(10):
+                while leader.start < start.position:
+                    await trio.sleep(0.001)
             await follower.begin_at(start.position, start.previous, CLUSTER)
             assert (follower.start, follower.end) == (start.position, start.position)
             await ship(leader, follower)
@@ -175,7 +180,7 @@ async def test_beginning_anew_at_a_later_segment(place: Place) -> None:
             assert (follower.start, follower.end) == (start.position, leader.end)
             first = follower.log_start_offset("t", 0)
             assert first > 0
-            assert await fetch_all(follower, "t", 0) == (await fetch_all(leader, "t", 0))[first // 3 :]
+            assert await fetch_all(follower, "t", 0) == await fetch_all(leader, "t", 0)
             with pytest.raises(OutOfRange):
                 await follower.fetch("t", 0, first - 1, 100)
 
