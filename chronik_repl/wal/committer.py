@@ -156,6 +156,7 @@ class Committer:
             if self._begun is not None:
                 begun, self._begun = self._begun, None
                 await self._complete(begun)
+                del begun  # and with it the group's frames, while this waits for the next one
                 continue
             if linger_s and self._outstanding == 0 and self.pending_bytes < EARLY_BYTES:
                 await trio.sleep(linger_s)
@@ -166,6 +167,7 @@ class Committer:
                 if self._workers and self._may_hand_over():
                     self._workers.unpark()
                 await self._complete(begun)
+                del begun
             else:
                 async with self.alone():
                     if self.queue and self.queue[0].segment is not self.current:
