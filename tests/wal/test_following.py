@@ -22,6 +22,7 @@ from tests.wal.workbench import (
     all_sealed,
     another,
     batch,
+    copy_to,
     fetch_all,
     flip,
     frames_in,
@@ -43,8 +44,7 @@ async def test_a_followers_log_is_the_leaders_byte_for_byte(place: Place) -> Non
     async with opened(place) as leader, opened(other) as follower:
         lead(leader)
         await write_segments(leader, 4)
-        await follower.begin_at(Position(0), Checksum(0), CLUSTER)
-        await ship(leader, follower)
+        await copy_to(follower, leader)
         assert (follower.end, follower.end_checksum) == (leader.end, leader.end_checksum)
         assert follower.durable_checksum == leader.durable_checksum
         assert follower.state.snapshot() == leader.state.snapshot()
@@ -63,8 +63,7 @@ async def follower_of(leader: Log, follower: Log) -> memoryview:
     """A follower with all that there is, and what the leader appends next."""
     lead(leader)
     await write_some(leader, 3)
-    await follower.begin_at(Position(0), Checksum(0), CLUSTER)
-    await ship(leader, follower)
+    await copy_to(follower, leader)
     await trio.testing.wait_all_tasks_blocked()
     end = leader.end
     await write_some(leader, 1)
@@ -252,8 +251,7 @@ async def test_a_damaged_cold_segment_gets_the_leaders_bytes(place: Place) -> No
         lead(leader)
         await write_segments(leader, 4)
         async with opened(other) as follower:
-            await follower.begin_at(Position(0), Checksum(0), CLUSTER)
-            await ship(leader, follower)
+            await copy_to(follower, leader)
             await all_sealed(follower)
         name = segment_names(other)[1]
         victim = next(f for f in frames_in(other, name) if f.kind == Kind.DATA)
@@ -291,8 +289,7 @@ async def test_a_damaged_tail_is_set_aside_and_remembered_until_it_is_there_agai
         lead(leader)
         await write_segments(leader, 3)
         async with opened(other) as follower:
-            await follower.begin_at(Position(0), Checksum(0), CLUSTER)
-            await ship(leader, follower)
+            await copy_to(follower, leader)
         name = segment_names(other)[-1]
         flip(other, name, FRAMES_AT + 200)
         before = image(other)
@@ -327,8 +324,7 @@ async def test_a_follower_removes_what_the_leader_removed(place: Place) -> None:
     async with opened(place) as leader, opened(other) as follower:
         lead(leader)
         await write_segments(leader, 5)
-        await follower.begin_at(Position(0), Checksum(0), CLUSTER)
-        await ship(leader, follower)
+        await copy_to(follower, leader)
         await all_sealed(follower)
         start = leader._store.list[3].start
         leader.append_change(LogStartMoved(start))

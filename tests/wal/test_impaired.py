@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from chronik_repl.errors import CorruptLog
-from chronik_repl.positions import Checksum, Epoch, Position
+from chronik_repl.positions import Epoch
 from chronik_repl.wal.changes import EpochStart
 from chronik_repl.wal.log import Log
 from chronik_repl.wal.segment import BLOCK, FRAMES_AT
@@ -21,6 +21,7 @@ from tests.wal.workbench import (
     Place,
     all_sealed,
     another,
+    copy_to,
     flip,
     lead,
     opened,
@@ -81,8 +82,7 @@ async def follower_of(place: Place, other: Place) -> None:
         lead(leader)
         await write_segments(leader, 3)
         async with opened(other) as follower:
-            await follower.begin_at(Position(0), Checksum(0), CLUSTER)
-            await ship(leader, follower)
+            await copy_to(follower, leader)
             await all_sealed(follower)
 
 

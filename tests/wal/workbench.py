@@ -15,7 +15,7 @@ from typing import Protocol
 import trio
 from crc32c import crc32c
 
-from chronik_repl.positions import Epoch, Position
+from chronik_repl.positions import Checksum, Epoch, Position
 from chronik_repl.wal.changes import EpochStart, TopicMade
 from chronik_repl.wal.disk import Disk, RealDisk
 from chronik_repl.wal.frame import Frame, decode
@@ -237,6 +237,12 @@ async def ship(leader: Log, follower: Log, *, step: int = 777) -> None:
     assert not rest
     await follower.durable.wait(follower.end)
     follower.commit_to(leader.committed.value)
+
+
+async def copy_to(follower: Log, leader: Log) -> None:
+    """A new follower gets all that there is."""
+    await follower.begin_at(Position(0), Checksum(0), CLUSTER)
+    await ship(leader, follower)
 
 
 def another(place: Place) -> Place:
